@@ -1,0 +1,1 @@
+"""Prompts: where they come from, in which order, and which of them are done."""

@@ -1,0 +1,33 @@
+"""What a worker process builds on a rank: a policy, or a bare model for a generation engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from megatron.core.models.hybrid.hybrid_model import HybridModel
+
+from ...platform.device import Accelerator
+from .model import build_model
+from .parallel import init_world
+from .policy import MegatronPolicy, Rendezvous
+
+if TYPE_CHECKING:
+    from ...config.schema import Recipe
+    from ...layout import World
+
+
+def policy(
+    recipe: Recipe, world: World, rank: int, rendezvous: Rendezvous, vocab_size: int, accelerator: Accelerator
+) -> MegatronPolicy:
+    """Join the trainer's world and build its part of the policy."""
+    return MegatronPolicy(recipe, world, rank, rendezvous, vocab_size=vocab_size, accelerator=accelerator)
+
+
+def generation_module(
+    recipe: Recipe, world: World, rank: int, rendezvous: Rendezvous, vocab_size: int, accelerator: Accelerator
+) -> HybridModel:
+    """Join the generators' own world and build a model without gradients; a refit brings the weights."""
+    init_world(
+        world, rank, rendezvous.host, rendezvous.port, accelerator, recipe.timeouts.actor_start, recipe.grpo.seed
+    )
+    return build_model(recipe, world, vocab_size, accelerator).eval().requires_grad_(False)

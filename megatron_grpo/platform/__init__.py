@@ -1,0 +1,1 @@
+"""The one place that adapts libraries to the machine: CUDA or CPU, NCCL or gloo."""

@@ -1,0 +1,154 @@
+"""Stand-ins for `torch.cuda` on a host without CUDA: the values `platform.cpu` puts in place.
+
+Time and order have no meaning here: work on the CPU is done when the call returns, so streams and events do nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+import torch
+
+HOST = torch.device("cpu")
+
+
+class Stream:
+    """A queue that is always empty. All streams are the same one."""
+
+    def __init__(self, *args, **kwargs):
+        self.device = HOST
+        self.cuda_stream = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        return False
+
+    def __eq__(self, other):
+        return isinstance(other, Stream)
+
+    def __hash__(self):
+        return 0
+
+    def wait_stream(self, stream):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+class Event:
+    """A point in time that has always been reached; `elapsed_time` reads the wall clock."""
+
+    def __init__(self, *args, **kwargs):
+        self.recorded_s = 0.0
+
+    def record(self, stream=None):
+        self.recorded_s = time.perf_counter()
+
+    def wait(self, stream=None):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.recorded_s - self.recorded_s) * 1e3
+
+
+_ONLY_STREAM = Stream()
+
+
+def _host_device(*args, **kwargs) -> torch.device:
+    return HOST
+
+
+def _nothing(*args, **kwargs) -> None:
+    return None
+
+
+def _the_stream(*args, **kwargs) -> Stream:
+    return _ONLY_STREAM
+
+
+def _enter_stream(stream=None) -> Stream:
+    return _ONLY_STREAM
+
+
+def _not_capturing() -> bool:
+    return False
+
+
+def _get_rng_state(*args, **kwargs) -> torch.Tensor:
+    return torch.default_generator.get_state()
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(int(seed))
+
+
+def _no_memory_used(*args, **kwargs) -> dict[str, int]:
+    return defaultdict(int)
+
+
+def _unchanged(tensor: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    return tensor
+
+
+class UnpinnedTorch:
+    """The module `torch` without page-locked memory: only factories that Megatron asks for `pin_memory=True`."""
+
+    def __getattr__(self, name: str):
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*args, pin_memory: bool = False, **kwargs):
+        return torch.empty(*args, **kwargs)
+
+    @staticmethod
+    def empty_like(*args, pin_memory: bool = False, **kwargs):
+        return torch.empty_like(*args, **kwargs)
+
+    @staticmethod
+    def zeros(*args, pin_memory: bool = False, **kwargs):
+        return torch.zeros(*args, **kwargs)
+
+    @staticmethod
+    def full(*args, pin_memory: bool = False, **kwargs):
+        return torch.full(*args, **kwargs)
+
+
+STAND_INS = {
+    # tensors are created and moved with device=torch.cuda.current_device() all over Megatron
+    "current_device": _host_device,
+    # parallel_state barriers, timers, engine steps
+    "synchronize": _nothing,
+    # DynamicInferenceEngine and P2P communication
+    "Stream": Stream,
+    "Event": Event,
+    "current_stream": _the_stream,
+    "stream": _enter_stream,
+    # DynamicInferenceEngine.suspend and resume log how much they released
+    "memory_stats": _no_memory_used,
+    # MoE and paged stash ask before they read a value back
+    "is_current_stream_capturing": _not_capturing,
+    # the RNG tracker: model_parallel_cuda_manual_seed, fork() around the attention dropout
+    "manual_seed": _seed,
+    "get_rng_state": _get_rng_state,
+    "random.get_rng_state": _get_rng_state,
+}
+
+TENSOR_METHODS = {
+    # `sampled.cuda()` in the text generation controller, tied embeddings across pipeline stages
+    "cuda": _unchanged,
+    # the request table of DynamicInferenceContext
+    "pin_memory": _unchanged,
+}

@@ -1,0 +1,1 @@
+"""The only folder that knows Ray: thin actors around pure objects, clients for the protocols, supervision."""

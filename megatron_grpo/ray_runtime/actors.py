@@ -1,0 +1,76 @@
+"""Thin actors around pure objects. Each has `hold`, a call that never returns: Ray fails it when the process dies.
+
+All are asyncio actors, so that `hold` and control calls answer while work goes on. What must not interleave (Megatron
+collectives) runs on one thread inside `megatron_worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from ..replay.buffer import ReplayBuffer
+from ..types import Sampled, TrajectoryGroup
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def log_to_file(log_dir: str, name: str) -> None:
+    """Send this process's logging to `log_dir/workers/NAME.log`; the driver's terminal stays readable."""
+    folder = Path(log_dir) / "workers"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name.replace(' ', '-').replace('/', '-')}.log"
+    logging.basicConfig(filename=path, level=logging.INFO, format=_FORMAT, force=True)
+    logging.getLogger(__name__).info("%s is process %d on %s", name, os.getpid(), socket.gethostname())
+
+
+class Held:
+    """Mixin: the call that supervision waits on."""
+
+    async def hold(self) -> None:
+        await asyncio.Event().wait()
+
+    async def process_id(self) -> int:
+        return os.getpid()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BufferSettings:
+    capacity: int
+    num_prompts_per_step: int
+    max_age: int
+    num_steps: int
+    sample_timeout_s: float
+
+
+@ray.remote(num_cpus=0, max_concurrency=100_000)
+class ReplayBufferActor(Held):
+    """The replay buffer in its own process: producers and the loop wait inside it, not by asking again."""
+
+    def __init__(self, settings: BufferSettings, log_dir: str):
+        log_to_file(log_dir, "replay buffer")
+        self._buffer = ReplayBuffer(
+            capacity=settings.capacity,
+            num_prompts_per_step=settings.num_prompts_per_step,
+            max_age=settings.max_age,
+            num_steps=settings.num_steps,
+            sample_timeout_s=settings.sample_timeout_s,
+        )
+
+    async def add(self, group: TrajectoryGroup) -> None:
+        await self._buffer.add(group)
+
+    async def sample(self, target_step: int) -> Sampled:
+        return await self._buffer.sample(target_step)
+
+    async def close(self, cause: str) -> None:
+        await self._buffer.close(cause)
+
+    async def end_of_data(self, first_missing_target: int) -> None:
+        await self._buffer.end_of_data(first_missing_target)

@@ -1,0 +1,184 @@
+"""One rank: a policy rank, a generation rank, or both in one process (colocated). A shell; the work is in `engines`.
+
+Calls that enter Megatron run on ONE thread in arrival order: two at a time would interleave their collectives and
+hang. `generate` and `hold` stay on the actor's event loop, so requests run on while the thread is idle or busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import ray
+
+from ..config.schema import Recipe
+from ..layout import World
+from ..types import Completion, RolloutBatch, Sampling, SupervisedBatch, TrainBatch, TrainResult
+from .actors import Held, log_to_file
+
+Role = Literal["policy", "generation", "colocated"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpec:
+    """What a rank must know; `world` is the world of its role, `rank` its place there."""
+
+    name: str
+    role: Role
+    recipe: Recipe
+    world: World
+    rank: int
+    vocab_size: int
+    eos_id: int
+    log_dir: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferSeat:
+    """A rank's place in the group that joins trainer and generation worlds."""
+
+    address: Address
+    rank: int
+    num_policy: int
+    num_generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scores:
+    """Log-probs of one data-parallel shard, float32 [b, t]."""
+
+    old_logprobs: np.ndarray
+    reference_logprobs: np.ndarray | None
+
+
+@ray.remote(max_concurrency=100_000)
+class MegatronWorker(Held):
+    def __init__(self, spec: WorkerSpec):
+        log_to_file(spec.log_dir, spec.name)
+        self._spec = spec
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron")
+        self._engine_started = asyncio.Event()
+
+    async def _run(self, function: Callable, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    # ---- start-up
+
+    async def free_address(self) -> Address:
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return Address(host=host, port=probe.getsockname()[1])
+
+    async def build(self, rendezvous: Address) -> None:
+        """Join the world of this role and build the model (and optimizer, where it trains)."""
+        await self._run(self._build, rendezvous)
+
+    def _build(self, rendezvous: Address) -> None:
+        # Imports wait for this process: the platform must be prepared before megatron is.
+        from ..platform.device import accelerator_for
+
+        accelerator = accelerator_for(self._spec.recipe)
+        accelerator.prepare()
+        from ..engines.megatron import build
+
+        spec = self._spec
+        if spec.role == "generation":
+            self._module = build.generation_module(
+                spec.recipe, spec.world, spec.rank, rendezvous, spec.vocab_size, accelerator
+            )
+        else:
+            self._policy = build.policy(spec.recipe, spec.world, spec.rank, rendezvous, spec.vocab_size, accelerator)
+            self._module = self._policy.module
+
+    async def join_transfer_group(self, seat: TransferSeat) -> None:
+        """Join trainer and generation worlds by one group; collective over both."""
+        await self._run(self._join_transfer_group, seat)
+
+    def _join_transfer_group(self, seat: TransferSeat) -> None:
+        raise NotImplementedError
+
+    async def start_engine(self) -> None:
+        await self._run(self._start_engine)
+        self._asleep = False
+        self._engine_started.set()
+
+    def _start_engine(self) -> None:
+        from ..engines.megatron.inference import MegatronGeneration
+
+        spec = self._spec
+        if spec.role == "colocated":
+            self._policy.enter_generation()
+        self._generation = MegatronGeneration(
+            self._module, spec.recipe, spec.world, spec.rank, vocab_size=spec.vocab_size, eos_id=spec.eos_id
+        )
+
+    async def hold(self) -> None:
+        """Ends only with the engine's failure (or the process)."""
+        await self._engine_started.wait()
+        await self._generation.failed()
+
+    # ---- trainer
+
+    async def score(self, rollouts: RolloutBatch) -> Scores | None:
+        """Log-probs of this data-parallel shard; None on ranks that only take part."""
+        scored = await self._run(self._policy.score, rollouts)
+        if not self._policy.reports:
+            return None
+        return Scores(old_logprobs=scored.old_logprobs, reference_logprobs=scored.reference_logprobs)
+
+    async def train(self, updates: Sequence[TrainBatch]) -> TrainResult | None:
+        result = await self._run(self._policy.train, updates)
+        return result if self._policy.reports else None
+
+    async def warm_start(self, batches: Sequence[SupervisedBatch], lr: float) -> list[float] | None:
+        losses = await self._run(self._policy.warm_start, batches, lr)
+        return losses if self._policy.reports else None
+
+    async def finish_warm_start(self) -> None:
+        await self._run(self._policy.finish_warm_start)
+
+    async def send_weights(self) -> None:
+        await self._run(self._transfer.send)
+
+    # ---- engine
+
+    async def receive_weights(self) -> None:
+        """Collective with `send_weights`; no request may be running."""
+        await self._generation.pause()
+        await self._run(self._transfer.receive)
+        await self._generation.resume()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], num_generations: int, sampling: Sampling, request_id: str
+    ) -> list[Completion]:
+        return await self._generation.generate(
+            prompt_ids, num_generations=num_generations, sampling=sampling, request_id=request_id
+        )
+
+    async def set_version(self, version: int) -> None:
+        await self._generation.set_version(version)
+
+    async def sleep(self) -> None:
+        """Colocated: the engine hands the model to the trainer."""
+        await self._generation.sleep()
+        await self._run(self._policy.enter_training)
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """Colocated: the engine takes the model back. An engine that is awake stays so."""
+        if self._asleep:
+            await self._run(self._policy.enter_generation)
+            await self._generation.wake()
+            self._asleep = False
