@@ -27,7 +27,9 @@ ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
 export TORCH_COMPILE_DISABLE ?= 1
 endif
 
-PYTEST := $(RUN) -m pytest -q --durations=5
+# More arguments for pytest, such as -n 2 or -k name.
+TESTS ?=
+PYTEST := $(RUN) -m pytest -q --durations=5 $(TESTS)
 
 .PHONY: help setup train check test test-unit test-megatron test-ray lint format acceptance lock clean
 

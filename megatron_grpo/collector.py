@@ -185,13 +185,17 @@ class TrajectoryCollector:
     async def _collect(self, prompt: Prompt, target: int, version: int) -> None:
         try:
             group = await self._generate(prompt, target, version)
-        except Exception as error:  # whatever a worker raises fails its group; it is counted or ends the run
+        except Exception as error:  # noqa: BLE001 - whatever a worker raises is counted, or ends the run
             self._group_failed(prompt.ordinal, target, error)
             return
         self._num_failures_in_a_row = 0
         # An unfit group would never be sampled, and its step would wait for ever.
-        assert (group.ordinal, group.target_step) == (prompt.ordinal, target), (group.ordinal, prompt.ordinal, target)
-        assert can_serve(group.generation_version, target, self._max_age), (group.generation_version, target)
+        got, asked = (group.ordinal, group.target_step), (prompt.ordinal, target)
+        assert got == asked, f"the rollout returned (prompt, step) {got} when asked for {asked}"
+        assert can_serve(group.generation_version, target, self._max_age), (
+            f"the rollout of prompt {prompt.ordinal} returned version {group.generation_version}, started with "
+            f"{version}; it cannot serve step {target} at a largest age of {self._max_age}"
+        )
         self._count(group.trajectories)
         await self._replay.add(group)
 

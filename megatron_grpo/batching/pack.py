@@ -93,7 +93,7 @@ def pack_rows(lengths: Sequence[int] | np.ndarray, capacity: int) -> PackPlan:
     rows: list[list[int]] = []
     room = np.full(len(lengths), capacity)  # of every row that could be opened
     for index in np.argsort(-lengths, kind="stable"):
-        row = int(np.argmax(room >= lengths[index]))
+        row = int(np.argmax(room[: len(rows) + 1] >= lengths[index]))
         if row == len(rows):
             rows.append([])
         rows[row].append(int(index))

@@ -41,9 +41,7 @@ FOLLOWERS = (
     Follower(key=f"{MEGATRON}.pipeline_dtype", leader="policy.precision", default="bfloat16"),
     Follower(key=f"{MEGATRON}.optimizer.bf16", leader="policy.precision", default="bfloat16", follow=_is_bfloat16),
     Follower(key="policy.generation.vllm_cfg.precision", leader="policy.precision", default="bfloat16"),
-    Follower(
-        key=f"{MEGATRON}.scheduler.start_weight_decay", leader=f"{MEGATRON}.optimizer.weight_decay", default=0.01
-    ),
+    Follower(key=f"{MEGATRON}.scheduler.start_weight_decay", leader=f"{MEGATRON}.optimizer.weight_decay", default=0.01),
     Follower(key=f"{MEGATRON}.scheduler.end_weight_decay", leader=f"{MEGATRON}.optimizer.weight_decay", default=0.01),
 )
 

@@ -21,7 +21,13 @@ _EXPECTED = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
-_BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "less_than_equal": ("<=", "le"), "less_than": ("<", "lt")}
+_BOUNDS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("<=", "le"),
+    "less_than": ("<", "lt"),
+}
+_LONGEST = 80  # characters of a value in a message
 _PATTERNS = {"checkpoint_must_save_by": "a duration 'DD:HH:MM:SS' in quotes", "target": "'package.module:Class'"}
 
 
@@ -52,7 +58,8 @@ def _sentence(found: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return repr(value)
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _kind_of(value: Any) -> str:

@@ -95,8 +95,8 @@ def _loaded(recipe: Recipe, facts: Facts, path: Path, sources: Sources, resolved
         explicit_keys=explicit,
         facts=facts,
         unreadable=tuple(_mask(facts.unreadable, resolved)),
-        ineffective=tuple(keys_without_effect(recipe, claims)),
-        cautions=tuple(cautions(recipe)),
+        ineffective=tuple(_mask(keys_without_effect(recipe, claims), resolved)),
+        cautions=tuple(_mask(cautions(recipe), resolved)),
         notes=tuple(_mask(not_available_yet(recipe), resolved)),
     )
 
@@ -142,20 +142,12 @@ def _plain(value: Any) -> Any:
 def _messages(problems: list[Problem], rule_problems: Sequence[str], sources: Sources, resolved: Resolved) -> list[str]:
     """Every problem once, with the file and line of its key, environment values masked."""
     located = [_located(key, text, sources) for key, text in problems]
-    ruled = [text + _places_of_keys(text, sources) for text in rule_problems]
+    ruled = [text + sources.places(tuple(key.split(".")) for key in _KEYS.findall(text)) for text in rule_problems]
     return list(dict.fromkeys(_mask([*sources.problems, *located, *ruled], resolved)))
 
 
 def _located(key: KeyPath, text: str, sources: Sources) -> str:
-    place = sources.place(key)
-    return f"{'.'.join(key)}: {text}" + (f" ({place})" if place else "")
-
-
-def _places_of_keys(text: str, sources: Sources) -> str:
-    """Where the keys that a rule names are set, for those that any layer sets."""
-    places = dict.fromkeys(sources.place(tuple(key.split("."))) for key in _KEYS.findall(text))
-    known = [place for place in places if place is not None]
-    return f" ({'; '.join(known)})" if known else ""
+    return f"{'.'.join(key)}: {text}{sources.places([key])}"
 
 
 def _mask(texts: Iterable[str], resolved: Resolved) -> list[str]:

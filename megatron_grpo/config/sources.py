@@ -28,13 +28,10 @@ class Layer:
     lines: dict[KeyPath, int]
     itself: bool
 
-    def place(self, key: KeyPath) -> str:
-        """Where a key stands, for messages; the nearest enclosing key where the key itself has no line."""
-        for length in range(len(key), 0, -1):
-            line = self.lines.get(key[:length])
-            if line is not None:
-                return f"{self.name}, line {line}"
-        return self.name
+    def line(self, key: KeyPath) -> int | None:
+        """The key's line, or that of the nearest enclosing key that has one; None on the command line."""
+        found = (self.lines.get(key[:length]) for length in range(len(key), 0, -1))
+        return next((line for line in found if line is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +46,23 @@ class Sources:
         """Leaf key -> index of the last layer that sets it."""
         return {key: index for index, layer in enumerate(self.layers) for key in leaves(layer.values)}
 
-    def place(self, key: KeyPath) -> str | None:
-        """The file and line of the last layer that has the key, or an enclosing one's."""
-        for layer in reversed(self.layers):
-            if _has(layer.values, key):
-                return layer.place(key)
-        return None
+    def places(self, keys: Iterable[KeyPath]) -> str:
+        """Where the keys are set last, as the end of a message: ` (toy.yaml, lines 3, 8)`; empty where nowhere."""
+        by_layer: dict[str, list[int]] = {}
+        for key in keys:
+            layer = next((layer for layer in reversed(self.layers) if _has(layer.values, key)), None)
+            if layer is not None:
+                line = layer.line(key)
+                by_layer.setdefault(layer.name, []).extend([] if line is None else [line])
+        described = [f"{name}{_lines(lines)}" for name, lines in by_layer.items()]
+        return f" ({'; '.join(described)})" if described else ""
+
+
+def _lines(numbers: Iterable[int]) -> str:
+    ordered = sorted(set(numbers))
+    if not ordered:
+        return ""
+    return f", line{'s' if len(ordered) > 1 else ''} {', '.join(str(number) for number in ordered)}"
 
 
 def read_sources(path: str | os.PathLike[str], overrides: Sequence[str]) -> Sources:

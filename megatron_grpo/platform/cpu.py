@@ -4,11 +4,11 @@
 
 What it changes, and nothing else (each entry names the call that needs it):
 - attributes of `torch.cuda` (STAND_INS), which without a driver raise;
-- three methods of `torch.Tensor` (TENSOR_METHODS), identities on a host without a GPU;
+- `torch.Tensor.pin_memory` (TENSOR_METHODS), the identity on a host without a GPU;
 - string constants inside the Megatron functions listed in LITERALS: `device="cuda"` becomes `"cpu"`, the type name
   `"torch.cuda.FloatTensor"` becomes `"torch.FloatTensor"`;
 - the name `torch` inside the two inference modules that pin host memory (PINNING);
-- attributes of Megatron modules that lead to Triton kernels or assert a CUDA tensor (MEGATRON_ATTRIBUTES).
+- attributes of Megatron modules that lead to a Triton kernel or to a CUDA generator (MEGATRON_ATTRIBUTES).
 
 torch's factories (`torch.tensor`, `torch.empty`, ...) are never replaced: `with torch.device(...)` recognises them by
 identity, so wrapping them left transformers with uninitialised rotary frequencies, without an error.
@@ -41,10 +41,6 @@ PINNING = {
 }
 
 
-def _accepts_any_device(tensor: torch.Tensor) -> None:
-    """Stands in for an assertion that a broadcast tensor is on a GPU."""
-
-
 def _set_rng_state(new_state: torch.Tensor, device: int = -1, graph_safe: bool = False) -> None:
     """Stands in for a function that queues the change until CUDA is initialised, which is never."""
     torch.default_generator.set_state(new_state)
@@ -65,19 +61,13 @@ MEGATRON_ATTRIBUTES = (
         module="megatron.core.tensor_parallel.random",
         name="_set_cuda_rng_state",
         value=_set_rng_state,
-        needed_by="the RNG tracker: model_parallel_cuda_manual_seed, fork() around the attention dropout",
+        needed_by="the RNG tracker's fork() around the attention dropout, else one more queued closure per call",
     ),
     Replaced(
         module="megatron.core.inference.contexts.dynamic_context",
         name="triton_append_key_value_cache",
         value=None,
         needed_by="append_key_value_cache: None selects the torch code instead of a Triton kernel",
-    ),
-    Replaced(
-        module="megatron.core.inference.communication_utils",
-        name="_is_cuda",
-        value=_accepts_any_device,
-        needed_by="broadcast_tensor of sampled tokens between ranks",
     ),
 )
 

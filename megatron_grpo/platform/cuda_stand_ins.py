@@ -83,10 +83,6 @@ def _enter_stream(stream=None) -> Stream:
     return _ONLY_STREAM
 
 
-def _not_capturing() -> bool:
-    return False
-
-
 def _get_rng_state(*args, **kwargs) -> torch.Tensor:
     return torch.default_generator.get_state()
 
@@ -127,28 +123,24 @@ class UnpinnedTorch:
 
 
 STAND_INS = {
-    # tensors are created and moved with device=torch.cuda.current_device() all over Megatron
+    # tensors are created on and moved to device=torch.cuda.current_device() all over Megatron
     "current_device": _host_device,
-    # parallel_state barriers, timers, engine steps
+    # gradient-norm and barrier code of training, engine steps, refits, checkpoints
     "synchronize": _nothing,
-    # DynamicInferenceEngine and P2P communication
+    # streams of the text generation controller and of the refit's gloo copies
     "Stream": Stream,
-    "Event": Event,
+    # gradient buckets (finish_grad_sync), sampled tokens of the engine, refits
     "current_stream": _the_stream,
-    "stream": _enter_stream,
     # DynamicInferenceEngine.suspend and resume log how much they released
     "memory_stats": _no_memory_used,
-    # MoE and paged stash ask before they read a value back
-    "is_current_stream_capturing": _not_capturing,
-    # the RNG tracker: model_parallel_cuda_manual_seed, fork() around the attention dropout
+    # The RNG tracker: model_parallel_cuda_manual_seed, fork() around the attention dropout. Without `manual_seed` all
+    # of its states are the same, silently: torch queues the seed until CUDA is initialised.
     "manual_seed": _seed,
     "get_rng_state": _get_rng_state,
     "random.get_rng_state": _get_rng_state,
 }
 
 TENSOR_METHODS = {
-    # `sampled.cuda()` in the text generation controller, tied embeddings across pipeline stages
-    "cuda": _unchanged,
-    # the request table of DynamicInferenceContext
+    # DynamicInferenceContext with kv_cache_management_mode offload
     "pin_memory": _unchanged,
 }

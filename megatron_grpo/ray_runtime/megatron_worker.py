@@ -19,6 +19,7 @@ import ray
 from ..config.schema import Recipe
 from ..layout import World
 from ..types import Completion, RolloutBatch, Sampling, SupervisedBatch, TrainBatch, TrainResult
+from ..weight_sync.seat import Seat
 from .actors import Held, log_to_file
 
 Role = Literal["policy", "generation", "colocated"]
@@ -42,16 +43,6 @@ class WorkerSpec:
 class Address:
     host: str
     port: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransferSeat:
-    """A rank's place in the group that joins trainer and generation worlds."""
-
-    address: Address
-    rank: int
-    num_policy: int
-    num_generation: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,7 +80,7 @@ class MegatronWorker(Held):
         # Imports wait for this process: the platform must be prepared before megatron is.
         from ..platform.device import accelerator_for
 
-        accelerator = accelerator_for(self._spec.recipe)
+        accelerator = self._accelerator = accelerator_for(self._spec.recipe)
         accelerator.prepare()
         from ..engines.megatron import build
 
@@ -102,12 +93,16 @@ class MegatronWorker(Held):
             self._policy = build.policy(spec.recipe, spec.world, spec.rank, rendezvous, spec.vocab_size, accelerator)
             self._module = self._policy.module
 
-    async def join_transfer_group(self, seat: TransferSeat) -> None:
+    async def join_transfer_group(self, seat: Seat) -> None:
         """Join trainer and generation worlds by one group; collective over both."""
         await self._run(self._join_transfer_group, seat)
 
-    def _join_transfer_group(self, seat: TransferSeat) -> None:
-        raise NotImplementedError
+    def _join_transfer_group(self, seat: Seat) -> None:
+        from ..weight_sync.transfer import WeightTransfer
+
+        self._transfer = WeightTransfer(
+            self._module, seat, backend=self._accelerator.backend, timeout_s=self._spec.recipe.timeouts.refit
+        )
 
     async def start_engine(self) -> None:
         await self._run(self._start_engine)

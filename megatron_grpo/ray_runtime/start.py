@@ -13,10 +13,11 @@ from ..config.schema import Recipe
 from ..errors import DeadlineExceeded
 from ..interfaces import Tokenizer
 from ..layout import Layout, World
-from .clients import all_answers, answer
+from ..weight_sync.seat import Seat
+from .clients import all_answers
 from .cluster import reserve, worker_options
-from .megatron_worker import MegatronWorker, Role, TransferSeat, WorkerSpec
-from .supervision import Named, Supervisor
+from .megatron_worker import MegatronWorker, Role, WorkerSpec
+from .supervision import Named, Supervisor, answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +99,13 @@ async def _build(ranks: Sequence[Named]) -> None:
 async def _join_transfer_group(policy: Sequence[Named], generation: Sequence[Named]) -> None:
     address = await answer(policy[0], policy[0].handle.free_address.remote())
     seats = [
-        TransferSeat(address=address, rank=rank, num_policy=len(policy), num_generation=len(generation))
+        Seat(
+            host=address.host,
+            port=address.port,
+            rank=rank,
+            num_policy=len(policy),
+            num_generation=len(generation),
+        )
         for rank in range(len(policy) + len(generation))
     ]
     joins = [

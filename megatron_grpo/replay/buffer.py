@@ -251,12 +251,14 @@ class ReplayBuffer:
     def _insert(self, group: TrajectoryGroup) -> None:
         target = self._target_for(group)
         if target != group.target_step:
-            log.info("prompt %d now serves step %d, not %d: no prompt is left", group.ordinal, target, group.target_step)
+            log.info(
+                "prompt %d now serves step %d, not %d: no prompt is left", group.ordinal, target, group.target_step
+            )
             group = dataclasses.replace(group, target_step=target)
         self._shelves.put(group)
-        if self._consumer is not None and self._consumer.target_step == target:
-            if self._shelves.count(target) >= self._num_prompts_per_step:
-                self._wake_consumer()
+        is_awaited = self._consumer is not None and self._consumer.target_step == target
+        if is_awaited and self._shelves.count(target) >= self._num_prompts_per_step:
+            self._wake_consumer()
 
     def _evict(self, groups: Sequence[TrajectoryGroup], why: str) -> None:
         if not groups:

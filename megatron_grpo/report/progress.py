@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
@@ -145,4 +146,4 @@ class LiveDisplay:
         if facts is None:
             return status
         bar = ProgressBar(total=facts.num_steps, completed=facts.num_finished_steps, width=40)
-        return Group(bar, Text(format_step(facts)), status)
+        return Group(Padding(bar), Text(format_step(facts)), status)  # a bare bar does not end its line

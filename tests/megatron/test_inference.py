@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
 
 from megatron_grpo.errors import ConfigError
 from megatron_grpo.types import Sampling
@@ -27,11 +28,9 @@ def complete(engine, prompts, sampling, num_generations=1):
 
 def share(value):
     """The primary's value on every rank."""
-    import torch.distributed as dist
-
     box = [value]
-    if dist.get_world_size() > 1:
-        dist.broadcast_object_list(box, src=0)
+    if torch.distributed.get_world_size() > 1:
+        torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
 
 
@@ -74,7 +73,6 @@ def test_sequence_parallel_generation_equals_the_reference():
 
 def filtered(seat, config):
     from megatron_grpo.engines.megatron.sampling import sampling_logprobs
-    import torch
 
     module, engine = g.build_engine(seat, config)
     worst = 0.0
@@ -109,7 +107,10 @@ def staggered(seat, config):
 
     answers = asyncio.run(everything())
     again = asyncio.run(everything())
-    errors = [np.abs(c.logprobs - g.reference_logprobs(module, p, c.token_ids)).max() for p, c in zip(prompts, answers)]
+    errors = [
+        np.abs(c.logprobs - g.reference_logprobs(module, p, c.token_ids)).max()
+        for p, c in zip(prompts, answers, strict=True)
+    ]
     wrong_length = [i for i, c in enumerate(answers) if c.finish_reason == "length" and len(c.token_ids) != 1 + i % 23]
     repeated = [a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(answers, again, strict=True)]
     padded = max(int(c.token_ids.max()) for c in answers)

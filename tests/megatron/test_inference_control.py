@@ -148,36 +148,43 @@ def asleep(seat, config):
     from megatron.core.inference.utils import InferenceMode
 
     module, engine = g.build_engine(seat, config)
-    facts = {}
+    facts, ids = {}, torch.tensor([PROMPT + [1]])
+    length = ids.shape[1]
+
+    def error_of(group):
+        box = [group]
+        torch.distributed.broadcast_object_list(box, src=0)
+        return logprob_error(module, box[0][0])
 
     async def scenario():
-        facts["first"] = logprob_error(module, (await generate(seat, engine, "a"))[0])
-        await engine.sleep()
+        facts["first"] = error_of(await generate(seat, engine, "a"))
+        await all_ranks(seat, engine.sleep())
         facts["inference mode asleep"] = InferenceMode.is_active()
         module.train()
-        ids = torch.tensor([PROMPT])
-        mask = torch.ones(1, 1, 5, 5).tril() < 0.5
-        logits = module(ids, torch.arange(5)[None], mask)
-        torch.log_softmax(logits[..., : g.VOCAB], -1)[..., 0].mean().backward()
+        mask = torch.ones(1, 1, length, length).tril() < 0.5
+        logits = module(ids, torch.arange(length)[None], mask)  # a rank's share of the vocabulary
+        torch.log_softmax(logits, -1)[..., 0].mean().backward()
         facts["has gradient"] = all(p.grad is not None for p in module.parameters())
         change_weights(module)
         task = asyncio.create_task(generate(seat, engine, "b"))
         await asyncio.sleep(0.1)
-        facts["answered asleep"] = task.done()
-        await engine.wake()
+        facts["answered asleep"] = seat.rank == 0 and task.done()
+        await all_ranks(seat, engine.wake())
         facts["training after wake"] = module.training
-        facts["second"] = logprob_error(module, (await task)[0])
+        facts["second"] = error_of(await task)
 
     asyncio.run(scenario())
     engine.close()
     return facts
 
 
-def test_the_module_trains_while_the_engine_sleeps():
-    facts = run_world(asleep, g.recipe())[0]
-    assert facts["first"] <= 1e-5 and facts["second"] <= 1e-5
-    assert not facts["inference mode asleep"] and not facts["training after wake"] and not facts["answered asleep"]
-    assert facts["has gradient"]
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_module_trains_while_the_engine_sleeps(tp):
+    config = g.recipe(tp=tp, sequence_parallel=tp > 1)
+    for facts in run_world(asleep, config, size=tp, tp=tp, sequence_parallel=tp > 1):
+        assert facts["first"] <= 1e-5 and facts["second"] <= 1e-5
+        assert not facts["inference mode asleep"] and not facts["training after wake"] and not facts["answered asleep"]
+        assert facts["has gradient"]
 
 
 def stale_prefixes(seat, config):
@@ -248,9 +255,29 @@ def test_a_dead_engine_fails_every_request_with_its_own_traceback():
     assert "a broken kernel" in message and "in explode" in message
 
 
+def watched(seat, config):
+    _, engine = g.build_engine(seat, config)
+
+    async def scenario():
+        watcher = asyncio.create_task(engine.failed())
+        await asyncio.sleep(0.01)
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+        return len(await generate(seat, engine, "after"))
+
+    answered = asyncio.run(scenario())
+    dead = engine.failure.done()
+    engine.close()
+    return answered, dead
+
+
+def test_a_cancelled_watcher_does_not_pass_for_a_dead_engine():
+    assert run_world(watched, g.recipe())[0] == (4, False)
+
+
 def dead_leader(seat, config):
     """Rank 0's engine dies; rank 1 blocks on it and must notice within the deadline."""
-    module, engine = g.build_engine(seat, config)
+    _, engine = g.build_engine(seat, config)
     if seat.rank == 0:
         engine._host._loop.call_soon_threadsafe(exit_thread)
     with pytest.raises(RunFailed):

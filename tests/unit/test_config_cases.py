@@ -43,7 +43,9 @@ def alternatives(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 VARIANTS = [
-    pytest.param(row, patch, id=f"{row['id']}-{number}") for row in ROWS for number, patch in enumerate(alternatives(row))
+    pytest.param(row, patch, id=f"{row['id']}-{number}")
+    for row in ROWS
+    for number, patch in enumerate(alternatives(row))
 ]
 
 

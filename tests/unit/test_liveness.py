@@ -45,6 +45,7 @@ class Simulation:
     num_epochs: int
     max_num_steps: int
     crash_chance: float = 0.0
+    failure_chance: float = 0.3  # of each group that ends, while failures are left
     save: Save = field(default_factory=Save)
     num_failed: int = 0
     max_in_flight: int = 0
@@ -124,7 +125,7 @@ class Simulation:
         kind, chosen = self.rng.choice(choices)
         if kind == "gate":
             chosen.set_result(None)
-        elif self.failures_left and self.rng.random() < 0.3:
+        elif self.failures_left and self.rng.random() < self.failure_chance:
             self.failures_left -= 1
             self.num_failed += 1
             self.rollout.fail(chosen, RuntimeError("boom"))
@@ -163,9 +164,7 @@ class Simulation:
     def _save(self, step, trained):
         self.versions |= {ordinal: version for ordinal, (_, version) in self.rollout.started.items()}
         groups = tuple(make_group(n, self.versions[n], target) for n, target in self.replay.held.items())
-        self.save = Save(
-            step=step, data=self.stream.state(), groups=groups, trained=(*self.save.trained, *trained)
-        )
+        self.save = Save(step=step, data=self.stream.state(), groups=groups, trained=(*self.save.trained, *trained))
 
 
 def simulate(seed, *, max_age, failures, crash_chance=0.0):
@@ -180,6 +179,7 @@ def simulate(seed, *, max_age, failures, crash_chance=0.0):
         num_epochs=rng.randint(1, 8),
         max_num_steps=rng.randint(1, 8),
         crash_chance=crash_chance,
+        failure_chance=rng.choice([0.05, 0.3]),
     )
     simulation.run()
     return simulation
@@ -193,13 +193,13 @@ def check(simulation):
     assert simulation.max_in_flight <= (simulation.max_age + 1) * prompts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), max_age=st.integers(0, 3), failures=st.integers(0, 2))
 def test_every_run_ends_with_full_steps_whatever_fails(seed, max_age, failures):
     check(simulate(seed, max_age=max_age, failures=failures))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), max_age=st.integers(0, 3), failures=st.integers(0, 2))
 def test_a_run_that_crashes_and_resumes_trains_every_prompt_once(seed, max_age, failures):
     check(simulate(seed, max_age=max_age, failures=failures, crash_chance=0.05))
@@ -213,16 +213,27 @@ def test_a_window_without_the_current_step_deadlocks_when_a_group_fails(monkeypa
     monkeypatch.setattr(reservations, "open_targets", without_current_step)
 
     def deadlocks(failures):
+        """In how many of 20 runs; the failures come late enough for the window to have moved."""
         count = 0
-        for seed in range(60):
+        for seed in range(20):
+            simulation = Simulation(
+                rng=random.Random(seed),
+                num_prompts=4,
+                max_age=1,
+                failures_left=failures,
+                num_rows=20,
+                num_epochs=9,
+                max_num_steps=8,
+                failure_chance=0.1,
+            )
             try:
-                simulate(seed, max_age=2, failures=failures)
+                simulation.run()
             except Deadlock:
                 count += 1
         return count
 
     assert deadlocks(failures=0) == 0
-    assert deadlocks(failures=2) > 0
+    assert deadlocks(failures=2) >= 5
 
 
 @pytest.mark.parametrize("max_age", [0, 1, 3])

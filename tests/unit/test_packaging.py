@@ -175,6 +175,34 @@ def test_a_named_python_is_used_or_refused_by_name(tmp_path):
     assert "(PYTHON=/nowhere/python3.12)" in done.stderr
 
 
+def run_ci(tmp_path, failing=""):
+    """`.ci/run` beside a Makefile whose parts print a closing line like pytest's; the part `failing` fails."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(REPOSITORY / ".ci/run", tmp_path / ".ci/run")
+    recipe = f"@echo '3 passed in 0.10s ($@)'; test $@ != '{failing}'"
+    (tmp_path / "Makefile").write_text(f"setup lint test-unit test-megatron test-ray:\n\t{recipe}\n")
+    environment = {"PATH": os.environ["PATH"]}
+    command = [str(tmp_path / ".ci/run")]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_ci_runs_every_part_and_ends_with_the_closing_lines(tmp_path):
+    done = run_ci(tmp_path)
+    assert done.returncode == 0
+    timings, closing = done.stdout.partition("=== timings")[2].split("=== closing lines\n")
+    assert [line.split()[0] for line in timings.split("\n") if line] == [
+        "setup", "lint", "unit", "megatron", "ray", "total"
+    ]  # fmt: skip
+    assert "3 passed in 0.10s (test-ray)" in closing
+
+
+def test_ci_stops_at_the_first_part_that_fails(tmp_path):
+    done = run_ci(tmp_path, failing="test-unit")
+    assert done.returncode != 0
+    assert "=== megatron" not in done.stdout
+    assert "3 passed in 0.10s (test-unit)" in done.stdout.partition("=== closing lines")[2]
+
+
 def repository_files() -> list[Path]:
     command = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -105,6 +105,15 @@ def test_a_terminal_shows_the_same_facts_as_the_line():
     assert format_facts(FACTS) in console.file.getvalue()
 
 
+def test_a_narrow_terminal_wraps_the_facts_on_lines_of_their_own():
+    console = terminal(width=60)
+    with LiveDisplay(console) as display:
+        display.step(FACTS)
+    shown = console.file.getvalue()
+    assert format_step(FACTS).split() == shown[shown.rindex("step   7/120") :].partition("since")[0].split()
+    assert shown[: shown.rindex("step   7/120")].endswith("\n")
+
+
 def test_log_records_and_foreign_prints_stay_whole_lines_above_the_live_block(restored_logging):
     console = terminal()
     log_through(console)

@@ -21,7 +21,7 @@ import concurrent.futures
 import logging
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,7 @@ class EngineHost:
         self.engine = engine
         self.is_primary = is_primary
         self.failure: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.failure.set_running_or_notify_cancel()  # a cancelled watcher must not pass for a dead engine
         self._host = host
         self._timeout_s = timeout_s
         self._pending: set[concurrent.futures.Future] = set()
@@ -110,8 +111,11 @@ class EngineHost:
         self._thread.join(CLOSE_TIMEOUT_S)
         self._fail_pending(RunFailed("the generation engine was closed"))
 
-    def _call(self, work: Awaitable[T]) -> T:
-        return self.submit(work).result(self._timeout_s)
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self.submit(work).result(self._timeout_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"generation engine: {work.__name__} took over {self._timeout_s:g} s") from None
 
     async def _settle(self, work: Coroutine[Any, Any, T], outer: concurrent.futures.Future[T]) -> None:
         try:

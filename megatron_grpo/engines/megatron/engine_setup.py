@@ -111,7 +111,7 @@ def build_engine(module: MegatronModule, recipe: Recipe, vocab_size: int) -> Dyn
     wrapper = GPTInferenceWrapper(module, context)
     controller = TextGenerationController(wrapper, IdTokenizer(vocab_size))
     engine = SharedModuleEngine(controller, context)
-    controller._sampling = StreamSampling(engine)
+    controller._sampling = StreamSampling(engine)  # Megatron chooses its backend by name and takes no instance
     return engine
 
 
@@ -161,12 +161,12 @@ def _build_context(module: MegatronModule, recipe: Recipe) -> DynamicInferenceCo
 
 
 def attention_layers(module: MegatronModule) -> list[int] | None:
-    """Indices of this rank's attention layers in a hybrid stack without Mamba layers, else None.
+    """Indices of the attention layers of a HybridModel without Mamba layers and pipeline stages, else None.
 
     Megatron gives every layer of such a stack a key/value cache, MLP layers too: half the memory would lie idle.
     """
-    layers = getattr(module.decoder, "layer_type_list", None)
-    if layers is None or Symbols.MAMBA in layers or parallel_state.get_pipeline_model_parallel_world_size() > 1:
+    layers = module.decoder.layer_type_list
+    if Symbols.MAMBA in layers or parallel_state.get_pipeline_model_parallel_world_size() > 1:
         return None
     return [index for index, kind in enumerate(layers) if kind == Symbols.ATTENTION]
 

@@ -25,12 +25,13 @@ from ...types import Completion, Sampling
 from . import prefix_cache
 from .engine_host import EngineHost
 from .engine_setup import build_engine
-from .sampling import STREAM, stream_id
+from .sampling import carry_stream, stream_id
 from .versions import token_versions
 
 if TYPE_CHECKING:
     from ...config.schema import Recipe
     from ...layout import World
+
 
 class MegatronGeneration:
     """The engine over `module`, which stays the owner of its parameters (colocated: the trainer's own module).
@@ -76,7 +77,7 @@ class MegatronGeneration:
 
     async def failed(self) -> None:
         """Return never; raises RunFailed with the engine's own traceback when it dies."""
-        await asyncio.wrap_future(self.failure)
+        await asyncio.shield(asyncio.wrap_future(self.failure))
 
     # ---- sampling (primary rank)
 
@@ -129,7 +130,7 @@ class MegatronGeneration:
             stop_words=[str(token) for token in sorted(stops - {self._eos_id})] or None,
             detokenize_stop_sequence=True,
         )
-        params.add_attributes({STREAM: stream})
+        carry_stream(params, stream)
         return params
 
     async def _complete_all(self, prompt: list[int], params: list[SamplingParams]) -> list[dict]:

@@ -17,15 +17,19 @@ import torch
 from megatron.core.inference.contexts.dynamic_context import DynamicInferenceContext
 from megatron.core.inference.engines import DynamicInferenceEngine
 from megatron.core.inference.sampling import Sampling
+from megatron.core.inference.sampling_params import SamplingParams
 from torch import Tensor
-
-STREAM = "draw_stream"  # attribute of a request's SamplingParams that carries the stream id
 
 
 def stream_id(seed: int, version: int, request_id: str, index: int) -> int:
     """The stream of completion `index` of a request made under weight version `version`; 63 bits."""
     text = f"{seed}/{version}/{index}/{request_id}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def carry_stream(params: SamplingParams, stream: int) -> None:
+    """Give a request its stream; the attribute travels with the parameters to every rank."""
+    params.add_attributes({"draw_stream": stream})
 
 
 def uniforms(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -70,8 +74,10 @@ def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
 
 
 class StreamSampling(Sampling):
-    """Megatron's sampling backend for an engine whose requests carry `STREAM`. Greedy is `top_k` 1: its tokens are the
-    argmax and its log-probs those of temperature 1 without filters (the greedy distribution itself says only 0).
+    """Megatron's sampling backend for an engine whose requests all went through `carry_stream`.
+
+    Greedy is `top_k` 1: its tokens are the argmax and its log-probs those of temperature 1 without filters (the greedy
+    distribution itself says only 0).
     """
 
     def __init__(self, engine: DynamicInferenceEngine):
@@ -113,7 +119,7 @@ class StreamSampling(Sampling):
         active = slice(context.paused_request_count, context.total_request_count)
         requests = self._engine.requests
         # The first entry of a record: an evicted request starts over with a copy that lacks unknown attributes.
-        streams = [getattr(requests[i].record[0].sampling_params, STREAM) for i in context.request_ids[active].tolist()]
+        streams = [requests[i].record[0].sampling_params.draw_stream for i in context.request_ids[active].tolist()]
         return uniforms(np.asarray(streams), context.get_active_sequence_lengths().numpy())[:n]
 
     def log_probs_kernel(

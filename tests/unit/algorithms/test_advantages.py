@@ -49,6 +49,13 @@ def test_equal_rewards_give_exactly_zero(leave_one_out, reward):
     assert (found == 0).all()
 
 
+def test_equal_rewards_beside_a_masked_sample_give_exactly_zero():
+    rewards, mask = np.array([1 / 3, 1 / 3, 1 / 3, -5.0]), np.array([1, 1, 1, 0])
+    for leave_one_out in (True, False):
+        found = group_advantages(rewards, np.zeros(4), mask, leave_one_out=leave_one_out, normalize=True)
+        assert (found == 0).all()
+
+
 def test_float_noise_is_not_divided_by_its_own_deviation():
     noisy = np.array([0.1 + 0.2, 0.3, 0.3, 1e6, 1e6 + 1e-9, 1e6])
     ids = np.array([0, 0, 0, 1, 1, 1])

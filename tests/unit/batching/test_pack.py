@@ -77,6 +77,7 @@ def test_packing_loses_nothing_and_fits(lengths, spare):
             assert (plan.source_row[r, place] == index).all() and (plan.segment_ids[r, place] == segment).all()
             assert plan.positions[r, place].tolist() == list(range(lengths[index]))
         assert (plan.source_row[r, starts[-1] :] == -1).all()
+        assert (plan.segment_ids[r, starts[-1] :] == len(row)).all()  # padding belongs to no sequence
     assert plan.segment_ids.max() < capacity
 
 

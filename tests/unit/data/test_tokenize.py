@@ -182,6 +182,12 @@ def test_text_of_any_script_survives_the_round_trip(directory):
     assert tokenizer.vocab_size == 259
 
 
+def test_a_directory_tokenizer_travels_to_another_process(directory):
+    tokenizer = HFTokenizer(directory(CHAT, **SPECIALS))
+    problem = Problem(question="Say <|im_end|>.", answer="")
+    assert pickle.loads(pickle.dumps(tokenizer)).encode_prompt(problem) == tokenizer.encode_prompt(problem)
+
+
 def test_a_missing_pad_token_falls_back_to_eos_with_a_log(directory, caplog):
     with caplog.at_level(logging.WARNING):
         tokenizer = HFTokenizer(directory(eos_token="<|im_end|>"))

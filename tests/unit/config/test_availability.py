@@ -1,0 +1,45 @@
+"""Valid recipes that this version cannot run yet."""
+
+import pytest
+
+from megatron_grpo.config.availability import FEATURES, not_available_yet
+from tests.unit.config.recipes import DISJOINT, SYNC, VLLM, recipe
+
+MEGATRON = "policy.megatron_cfg"
+MCORE = "policy.generation.mcore_generation_config"
+
+ASKED = [
+    {"grpo.async_grpo.in_flight_weight_updates": True},
+    {f"{MCORE}.kv_cache_management_mode": "offload"},
+    {f"{MCORE}.enable_prefix_caching": True},
+    {"checkpointing.enabled": True},
+    VLLM,
+    {f"{MEGATRON}.pipeline_model_parallel_size": 2},
+    {f"{MEGATRON}.context_parallel_size": 2},
+    {f"{MEGATRON}.expert_model_parallel_size": 2},
+    {"policy.sequence_packing.enabled": True},
+    {**DISJOINT, f"{MCORE}.tensor_model_parallel_size": 2},
+    {"policy.model_name": "nobody/nothing"},
+    {"data.train": {"dataset_name": "rows"}},
+    {"data.train.streaming": True},
+    {"grpo.max_rollout_turns": 2},
+    {"grpo.use_dynamic_sampling": True},
+    {"grpo.reward_shaping.enabled": True},
+    {"grpo.reward_scaling.enabled": True},
+]
+
+
+@pytest.mark.parametrize("changes", ASKED, ids=lambda changes: next(iter(changes)))
+def test_a_feature_of_a_later_version_is_named(changes):
+    [note] = not_available_yet(recipe(changes))
+    assert "not available yet" in note
+    assert any(key.split(".")[-1] in note for key in changes)
+
+
+def test_every_feature_is_covered():
+    assert len(ASKED) == len(FEATURES)
+
+
+def test_what_this_version_can_do_is_not_named():
+    assert not_available_yet(recipe()) == [] and not_available_yet(recipe(DISJOINT)) == []
+    assert not_available_yet(recipe(SYNC, {"grpo.async_grpo.in_flight_weight_updates": True})) == []
