@@ -1,6 +1,6 @@
 """Microseconds per group through collector and buffer, at 1, 64 and 1024 groups in flight.
 
-    python benchmarks/buffer.py [--groups 20000]
+    python -m benchmarks.buffer [--groups 20000] [--ray]
 
 Rollouts cost nothing here: what is left is choosing a target, one asyncio task per group, the buffer, sampling,
 prompt accounting. The figure must not grow with the number in flight; neither must that of the buffer alone, nor that
@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from megatron_grpo.collector import TrajectoryCollector
 from megatron_grpo.data.stream import PromptRow, PromptStream
+from megatron_grpo.interfaces import Producer
 from megatron_grpo.replay.buffer import ReplayBuffer
 from megatron_grpo.types import Problem, Prompt, TrajectoryGroup
 
@@ -75,10 +79,8 @@ def build_buffer(size: Size, capacity: int | None = None) -> ReplayBuffer:
     )
 
 
-async def collector_and_buffer(size: Size) -> float:
-    """CPU seconds for all groups of a run in one process (nothing here waits, so other load does not count)."""
-    replay = build_buffer(size)
-    collector = TrajectoryCollector(
+def build_collector(size: Size, replay: Producer) -> TrajectoryCollector:
+    return TrajectoryCollector(
         prompts=PromptStream([ROW] * 4096, num_prompts_per_step=size.num_prompts, seed=0, num_epochs=None),
         rollout=InstantRollout(),
         replay=replay,
@@ -88,6 +90,12 @@ async def collector_and_buffer(size: Size) -> float:
         max_failures=0,
         group_timeout_s=600,
     )
+
+
+async def collector_and_buffer(size: Size) -> float:
+    """CPU seconds for all groups of a run in one process (nothing here waits, so other load does not count)."""
+    replay = build_buffer(size)
+    collector = build_collector(size, replay)
     began = time.process_time()
     collecting = asyncio.create_task(collector.run())
     for step in range(size.num_steps):
@@ -126,8 +134,67 @@ def in_process(num_groups: int) -> None:
 
 
 def through_ray(num_groups: int) -> None:
-    """The same through the collector and buffer actors."""
-    raise SystemExit("through Ray: not available yet")
+    """The same with the buffer in its actor, the collector in another, and the loop here: wall time."""
+    from megatron_grpo.ray_runtime.cluster import ray_cluster
+
+    print("groups in flight   through Ray   (wall microseconds per group, best of 3)")
+    with ray_cluster():
+        for in_flight in IN_FLIGHT:
+            size = Size.of(in_flight, num_groups)
+            seconds = min(asyncio.run(actors(size)) for _ in range(3))
+            print(f"{in_flight:16d}   {seconds / size.num_groups * 1e6:11.1f}")
+
+
+async def actors(size: Size) -> float:
+    """Wall seconds for all groups of a run, start-up of the actors not counted."""
+    import ray
+
+    from megatron_grpo.ray_runtime.actors import BufferSettings, ReplayBufferActor
+    from megatron_grpo.ray_runtime.clients import RayReplay
+    from megatron_grpo.ray_runtime.supervision import Named
+
+    settings = BufferSettings(
+        capacity=max(1, 2 * size.max_age) * size.num_prompts,
+        num_prompts_per_step=size.num_prompts,
+        max_age=size.max_age,
+        num_steps=size.num_steps,
+        sample_timeout_s=600,
+    )
+    with tempfile.TemporaryDirectory() as log_dir:
+        buffer = Named(name="replay buffer", handle=ReplayBufferActor.remote(settings, log_dir))
+        collector = ray.remote(num_cpus=0, max_concurrency=100)(InstantCollector).remote(size, buffer)
+        replay = RayReplay(buffer)
+        await buffer.handle.process_id.remote()
+        await collector.set_version.remote(0)
+        began = time.perf_counter()
+        running = collector.run.remote()
+        for step in range(size.num_steps):
+            sampled = await replay.sample(step)
+            await collector.settle.remote([group.ordinal for group in sampled.groups], sampled.evicted, step)
+            await collector.set_version.remote(step + 1)
+        seconds = time.perf_counter() - began
+        for actor in (collector, buffer.handle):
+            ray.kill(actor)
+        del running
+        return seconds
+
+
+class InstantCollector:
+    """The real collector over `InstantRollout`, as an actor."""
+
+    def __init__(self, size: Size, buffer: Any):
+        from megatron_grpo.ray_runtime.clients import RayReplay
+
+        self._collector = build_collector(size, RayReplay(buffer))
+
+    async def run(self) -> None:
+        await self._collector.run()
+
+    async def settle(self, trained: Sequence[int], evicted: Sequence[int], step: int) -> None:
+        await self._collector.settle(trained, evicted, step)
+
+    async def set_version(self, version: int) -> None:
+        await self._collector.set_version(version)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .sources import KeyPath, value_at
+from .unsupported import backend_of, foreign_backend
 
 MEGATRON = "policy.megatron_cfg"
 
@@ -83,7 +84,9 @@ def _follow(follower: Follower, values: dict, last_set: dict[KeyPath, int]) -> I
     leading = value_at(values, leader)
     leading = follower.default if leading is None else leading
     wanted, given = follower.follow(leading), value_at(values, key)
-    if given is not None and given != wanted and last_set.get(key, -1) >= last_set.get(leader, -1):
+    inert = foreign_backend(follower.key, backend_of(values))
+    contradicts = given is not None and given != wanted and last_set.get(key, -1) >= last_set.get(leader, -1)
+    if contradicts and not inert:
         yield key, f"{given!r} contradicts {follower.leader} = {leading!r}, which decides it; leave it out"
     _set(values, key, wanted)
 

@@ -38,8 +38,16 @@ def _checkpoints(recipe: Recipe) -> str | None:
     return "checkpointing.enabled: true" if recipe.checkpointing.enabled else None
 
 
-def _vllm(recipe: Recipe) -> str | None:
-    return "policy.generation.backend: vllm" if recipe.policy.generation.backend == "vllm" else None
+def _other_backends(recipe: Recipe) -> str | None:
+    backend = recipe.policy.generation.backend
+    return f"policy.generation.backend: {backend}" if backend != "megatron" else None
+
+
+def _stop_strings(recipe: Recipe) -> str | None:
+    generation = recipe.policy.generation
+    if generation.backend == "megatron" and generation.stop_strings:
+        return "policy.generation.stop_strings with Megatron generation (use policy.generation.stop_token_ids)"
+    return None
 
 
 def _pipeline_parallel(recipe: Recipe) -> str | None:
@@ -109,7 +117,8 @@ FEATURES: tuple[Callable[[Recipe], str | None], ...] = (
     _other_kv_cache_modes,
     _prefix_caching,
     _checkpoints,
-    _vllm,
+    _other_backends,
+    _stop_strings,
     _pipeline_parallel,
     _context_parallel,
     _expert_parallel,

@@ -27,6 +27,7 @@ _BOUNDS = {
     "less_than_equal": ("<=", "le"),
     "less_than": ("<", "lt"),
 }
+MUST_BE_GIVEN = "must be given"
 _LONGEST = 80  # characters of a value in a message
 _PATTERNS = {"checkpoint_must_save_by": "a duration 'DD:HH:MM:SS' in quotes", "target": "'package.module:Class'"}
 
@@ -41,7 +42,7 @@ def _sentence(found: dict[str, Any]) -> str:
     if kind == "extra_forbidden":
         return f"unknown key{nearest('.'.join(str(part) for part in found['loc']))}"
     if kind == "missing":
-        return "must be given"
+        return MUST_BE_GIVEN
     if kind == "literal_error":
         return f"{_shown(value)} is none of {context['expected'].replace(' or ', ', ')}{_hint(value)}"
     if kind == "string_pattern_mismatch":

@@ -7,8 +7,10 @@ environment is still written as its `${oc.env:...}` expression.
 from __future__ import annotations
 
 import copy
+import operator
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +36,6 @@ class Resolved:
 
 def resolve(given: dict[str, Any], defaults: dict[str, Any]) -> Resolved:
     """Resolve what the layers give; `defaults` only serve as targets of `${...}`."""
-    _register_arithmetic()
     given = copy.deepcopy(given)
     problems = [*_unparseable(given)]
     _drop(given, problems)
@@ -43,45 +44,49 @@ def resolve(given: dict[str, Any], defaults: dict[str, Any]) -> Resolved:
     problems.extend(unresolvable)
     _drop(whole, unresolvable)
     _drop(given, unresolvable)
-    values = _pick(OmegaConf.to_container(OmegaConf.create(whole), resolve=True), given)
-    masked = _mask_environment(whole)
-    shown = _pick(OmegaConf.to_container(OmegaConf.create(masked), resolve=True), given)
+    values = _replaced(whole, given)
+    shown = _replaced(_mask_environment(whole), given)
     return Resolved(values=values, shown=shown, secrets=_secrets(values, shown), problems=tuple(problems))
 
 
-Number = int | float
+def _replaced(whole: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with its expressions replaced by what they find in `whole`."""
+    if not _texts(given):
+        return given
+    return _pick(OmegaConf.to_container(OmegaConf.create(whole), resolve=True), given)
 
 
 def _register_arithmetic() -> None:
     """The operators that the field's public recipes use, e.g. `${mul:${a.b}, 4}`."""
-    for operator in (mul, div, add, sub, largest, smallest):
-        name = {"largest": "max", "smallest": "min"}.get(operator.__name__, operator.__name__)
-        OmegaConf.register_resolver(name, operator, replace=True)
+    for name, compute in _OPERATORS.items():
+        OmegaConf.register_resolver(name, _on_numbers(compute), replace=True)
 
 
-def mul(left: Number, right: Number) -> Number:
-    return left * right
-
-
-def div(left: Number, right: Number) -> Number:
+def _div(left: float, right: float) -> float:
     """An integer where it divides: sizes stay integers."""
     return left // right if left % right == 0 else left / right
 
 
-def add(left: Number, right: Number) -> Number:
-    return left + right
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "mul": operator.mul,
+    "div": _div,
+    "add": operator.add,
+    "sub": operator.sub,
+    "max": max,
+    "min": min,
+}
 
 
-def sub(left: Number, right: Number) -> Number:
-    return left - right
+def _on_numbers(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Only numbers: "4" times 3 is not "444"."""
 
+    def apply(left: Any, right: Any) -> Any:
+        for value in (left, right):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{value!r} is not a number")
+        return compute(left, right)
 
-def largest(left: Number, right: Number) -> Number:
-    return max(left, right)
-
-
-def smallest(left: Number, right: Number) -> Number:
-    return min(left, right)
+    return apply
 
 
 def _texts(value: Any, path: Path = ()) -> list[tuple[Path, str]]:
@@ -116,7 +121,8 @@ def _unparseable(given: dict[str, Any]) -> list[tuple[tuple[str, ...], str]]:
 
 
 def _unresolvable(whole: dict[str, Any], given: dict[str, Any]) -> list[tuple[tuple[str, ...], str]]:
-    config = OmegaConf.create(whole)
+    _register_arithmetic()
+    config = OmegaConf.create(whole if _texts(given) else {})
     problems = []
     for path, text in _texts(given):
         try:

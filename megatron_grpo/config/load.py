@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from ..errors import ConfigError
 from .aliases import unify
 from .availability import not_available_yet
-from .explain import explain
+from .explain import MUST_BE_GIVEN, explain
 from .facts import Facts, gather
 from .ineffective import keys_without_effect
 from .interpolation import Resolved, resolve
@@ -76,12 +76,14 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
 def _worth_telling(broken: Iterable[str], problems: Iterable[Problem]) -> list[str]:
     """Broken rules, less those about a key that was refused already: they judge its default, not what is written."""
-    refused = [".".join(key) for key, _ in problems]
-    return [
-        text
-        for text in broken
-        if not any(named == key or named.startswith(f"{key}.") for named in _KEYS.findall(text) for key in refused)
-    ]
+    refused = [key for key, _ in problems]
+    return [text for text in broken if not any(_overlap(named, refused) for named in _KEYS.findall(text))]
+
+
+def _overlap(named: str, keys: Iterable[KeyPath]) -> bool:
+    """Whether `named` is one of the keys, lies inside one or contains one."""
+    path = tuple(named.split("."))
+    return any(path[: len(key)] == key[: len(path)] for key in keys)
 
 
 def _loaded(recipe: Recipe, facts: Facts, path: Path, sources: Sources, resolved: Resolved) -> LoadedRecipe:
@@ -102,16 +104,19 @@ def _loaded(recipe: Recipe, facts: Facts, path: Path, sources: Sources, resolved
 
 
 def _validate(values: dict[str, Any]) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe without the keys that are wrong, and what is wrong with them. None: nothing usable is left."""
-    problems: list[Problem] = []
-    for _ in range(2):
+    """The recipe without the keys that are wrong, and what is wrong with them. None: nothing usable is left.
+
+    A section that lost a required key goes as a whole, in the next round.
+    """
+    problems: dict[KeyPath, str] = {}
+    for _ in range(3):
         try:
-            return Recipe.model_validate(values), problems
+            return Recipe.model_validate(values), list(problems.items())
         except ValidationError as error:
             found = explain(error)
-            problems.extend(found)
-            values = _without(values, [key for key, _ in found])
-    return None, problems
+            values = _without(values, [key[:-1] if text == MUST_BE_GIVEN else key for key, text in found])
+            problems = dict(found) | problems
+    return None, list(problems.items())
 
 
 def _without(values: Any, keys: Iterable[KeyPath]) -> Any:

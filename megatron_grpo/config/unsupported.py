@@ -50,6 +50,11 @@ def unsupported_keys() -> tuple[str, ...]:
     return (*content.switched, *switches, *content.fixed, *content.unused)
 
 
+def backend_of(values: dict[str, Any]) -> Any:
+    """The generation backend of plain values, which may still be wrong."""
+    return value_at(values, ("policy", "generation", "backend")) or "megatron"
+
+
 def foreign_backend(key: str, backend: Any) -> str | None:
     """The backend whose section `key` lies in, when another one generates."""
     for section, owner in BACKEND_SECTIONS.items():
@@ -60,7 +65,7 @@ def foreign_backend(key: str, backend: Any) -> str | None:
 
 def remove_unsupported(values: dict[str, Any]) -> Removed:
     """Take the table's keys out of resolved values, judging each. `values` is left alone."""
-    backend = value_at(values, ("policy", "generation", "backend")) or "megatron"
+    backend = backend_of(values)
     kept, taken = _split(values, ())
     problems = [
         (path, problem)

@@ -21,6 +21,7 @@ _FLOAT = re.compile(
 )
 _OTHER_BOOL = re.compile(r"^(?:on|off|yes|no)$", re.IGNORECASE)
 _BASE_60 = re.compile(r"^[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+$|^[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*$")
+_STANDARD_TAG = re.compile(r"^tag:yaml\.org,2002:\w+$")
 _LOOKS_NUMERIC = re.compile(r"^[-+]?\.?\d[\d_.:xa-fA-F+-]*$")
 
 Path = tuple[str, ...]
@@ -106,6 +107,9 @@ def _line(node: yaml.Node) -> int:
 
 
 def _value(node: yaml.Node, path: Path, reading: _Reading) -> Any:
+    if not _STANDARD_TAG.match(node.tag):
+        reading.problems.append((_line(node), f"{'.'.join(path)}: the YAML tag {node.tag} is not read"))
+        return None
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node, path, reading)
     if any(node is outer for outer in reading.enclosing):
@@ -142,7 +146,7 @@ def _mapping(node: yaml.MappingNode, path: Path, reading: _Reading) -> dict[str,
 
 def _scalar(node: yaml.ScalarNode, path: Path, reading: _Reading) -> Any:
     text, where = node.value, f"{'.'.join(path)}: " if path else ""
-    plain = node.style is None and node.tag != "!"
+    plain = node.style is None
     if plain and _OTHER_BOOL.match(text):
         reading.problems.append((_line(node), f"{where}bare {text!r}: write true or false, or quote it as text"))
     elif plain and _BASE_60.match(text) and not reading.base_60_is_text:

@@ -1,11 +1,10 @@
 """Stand-ins for `torch.cuda` on a host without CUDA: the values `platform.cpu` puts in place.
 
-Time and order have no meaning here: work on the CPU is done when the call returns, so streams and events do nothing.
+Order has no meaning here: work on the CPU is done when the call returns, so streams do nothing.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 
 import torch
@@ -42,28 +41,6 @@ class Stream:
         pass
 
 
-class Event:
-    """A point in time that has always been reached; `elapsed_time` reads the wall clock."""
-
-    def __init__(self, *args, **kwargs):
-        self.recorded_s = 0.0
-
-    def record(self, stream=None):
-        self.recorded_s = time.perf_counter()
-
-    def wait(self, stream=None):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def query(self):
-        return True
-
-    def elapsed_time(self, end: Event) -> float:
-        return (end.recorded_s - self.recorded_s) * 1e3
-
-
 _ONLY_STREAM = Stream()
 
 
@@ -76,10 +53,6 @@ def _nothing(*args, **kwargs) -> None:
 
 
 def _the_stream(*args, **kwargs) -> Stream:
-    return _ONLY_STREAM
-
-
-def _enter_stream(stream=None) -> Stream:
     return _ONLY_STREAM
 
 
@@ -112,10 +85,6 @@ class UnpinnedTorch:
     @staticmethod
     def empty_like(*args, pin_memory: bool = False, **kwargs):
         return torch.empty_like(*args, **kwargs)
-
-    @staticmethod
-    def zeros(*args, pin_memory: bool = False, **kwargs):
-        return torch.zeros(*args, **kwargs)
 
     @staticmethod
     def full(*args, pin_memory: bool = False, **kwargs):

@@ -41,6 +41,15 @@ class Accelerator:
 CPU = Accelerator(device=torch.device("cpu"), backend="gloo")
 
 
+# By variable, the values that grant nothing. SLURM_GPUS_ON_NODE is a number; the others list devices: "0" is one.
+NO_GRANT = {
+    "SLURM_GPUS_ON_NODE": ("", "0"),
+    "SLURM_JOB_GPUS": ("",),
+    "SLURM_STEP_GPUS": ("",),
+    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),
+}
+
+
 def accelerator_for(recipe: Recipe, *, local_rank: int = 0) -> Accelerator:
     """The accelerator `recipe.cluster.accelerator` asks for in this process and environment."""
     return choose_accelerator(recipe.cluster.accelerator, local_rank=local_rank)
@@ -80,13 +89,11 @@ def choose_accelerator(
 def granted_gpus(environ: Mapping[str, str]) -> str | None:
     """The variable (as NAME=value) by which Slurm or the user granted GPUs to this process; None: no grant.
 
-    CUDA_VISIBLE_DEVICES of "" or "-1" hides all devices, which is a decision for the CPU and no grant.
+    An empty CUDA_VISIBLE_DEVICES grants nothing, and does not undo Slurm's grant either: Ray sets it for actors it
+    gives no GPU, which is how a job with undetected GPUs would end up on the CPU.
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return f"CUDA_VISIBLE_DEVICES={visible}" if visible.strip() not in ("", "-1", "NoDevFiles") else None
-    for name in ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"):
+    for name, nothing in NO_GRANT.items():
         value = environ.get(name, "").strip()
-        if value not in ("", "0"):
+        if value not in nothing:
             return f"{name}={value}"
     return None

@@ -52,7 +52,7 @@ def main() -> None:
         torch.manual_seed(0)
         fresh = Qwen3ForCausalLM(Qwen3Config(**CONFIG))
         with torch.no_grad():
-            for name, parameter in fresh.named_parameters():
+            for parameter in fresh.parameters():
                 if parameter.dim() == 1:
                     parameter.add_(0.3 * torch.randn(parameter.shape))  # norms of 1 hide a swap of norms
         fresh.save_pretrained(arguments.directory)

@@ -138,7 +138,7 @@ def test_literals_of_a_module_are_replaced_and_a_stale_entry_is_noticed():
         "        return kind in ['torch.cuda.HalfTensor', 'torch.cuda.BFloat16Tensor']\n"
         "def keep():\n    return 'cudart', 'torch.cuda.synchronize'\n"
     )
-    exec(code, module.__dict__)
+    exec(code, module.__dict__)  # noqa: S102
     code_literals.retarget(module)
     assert module.build() == ("cpu", "torch.FloatTensor")
     assert module.Sorter.accepts("torch.BFloat16Tensor") and not module.Sorter.accepts("torch.cuda.HalfTensor")
@@ -152,13 +152,18 @@ def test_auto_takes_cuda_where_torch_sees_it_and_the_cpu_where_nothing_was_grant
     assert chosen.device == torch.device("cuda", 1) and chosen.backend == "nccl"
     assert choose_accelerator("auto", environ={}, cuda_devices=0) == CPU
     assert choose_accelerator("cpu", environ={"SLURM_GPUS_ON_NODE": "4"}, cuda_devices=4) == CPU
-    for hidden in ("", "-1"):
-        environment = {"CUDA_VISIBLE_DEVICES": hidden, "SLURM_GPUS_ON_NODE": "4"}
-        assert choose_accelerator("auto", environ=environment, cuda_devices=0) == CPU
+    for nothing in ({"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}, {"SLURM_GPUS_ON_NODE": "0"}):
+        assert choose_accelerator("auto", environ=nothing, cuda_devices=0) == CPU
 
 
 @pytest.mark.parametrize(
-    "environment", [{"CUDA_VISIBLE_DEVICES": "0"}, {"SLURM_GPUS_ON_NODE": "4"}, {"SLURM_JOB_GPUS": "0,1"}]
+    "environment",
+    [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"SLURM_GPUS_ON_NODE": "4"},
+        {"SLURM_JOB_GPUS": "0"},
+        {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""},
+    ],
 )
 def test_auto_never_falls_back_to_the_cpu_where_gpus_were_granted(environment):
     with pytest.raises(ConfigError, match="=".join(next(iter(environment.items())))):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
@@ -22,7 +23,7 @@ import torch
 from megatron_grpo.layout import Gpu, Sizes, World, build_world
 from megatron_grpo.platform.device import CPU, Accelerator
 
-GRACE_S = 3.0
+GRACE_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +63,15 @@ def small_world(size: int = 1, tp: int = 1, sequence_parallel: bool = False) -> 
 
 
 def free_address() -> Address:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Address(host="127.0.0.1", port=probe.getsockname()[1])
+    """A port below the range from which the system serves gloo's own sockets: nothing takes it before rank 0 does."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return Address(host="127.0.0.1", port=port)
 
 
 def run_world(
@@ -128,11 +135,11 @@ def _collect(ends: list[Connection], timeout_s: float) -> list[Any]:
 
 
 def _end(process: multiprocessing.Process) -> None:
-    process.join(GRACE_S if process.exitcode is None and not process.is_alive() else 0.2)
-    if process.is_alive():
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            process.kill()
-        process.join(GRACE_S)
+    """A rank that answered exits by itself; whatever is left of its session is killed."""
+    process.join(GRACE_S)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+    process.join()
     process.close()

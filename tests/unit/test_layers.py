@@ -21,7 +21,10 @@ class Row:
 
 VALUES = "types errors"
 PURE = f"{VALUES} interfaces config layout algorithms replay data batching conversion metrics"
-TRANSFER = Row(f"{PURE} platform", "torch megatron numpy")
+TRANSFER = Row(
+    f"{PURE} platform weight_sync weight_sync.seat weight_sync.joined_group weight_sync.gloo weight_sync.fingerprint",
+    "torch megatron numpy",
+)
 EVERYTHING = Row("*", "*")
 
 TABLE = {
@@ -43,8 +46,8 @@ TABLE = {
     "validation": Row(f"{PURE} rollout", "numpy"),  # scores held-out answers as rollouts are scored
     "weight_sync": Row(f"{PURE}"),
     "weight_sync.transfer": TRANSFER,
-    "weight_sync.reshard": TRANSFER,
-    "weight_sync.nccl": TRANSFER,
+    "weight_sync.seat": Row(PURE),
+    "weight_sync.joined_group": TRANSFER,
     "weight_sync.gloo": TRANSFER,
     "weight_sync.fingerprint": TRANSFER,
     "platform": Row(PURE, "torch numpy"),
@@ -57,7 +60,7 @@ TABLE = {
     # The actor shells build what they host, so they see the engines; only they speak Ray.
     "ray_runtime": Row(
         f"{PURE} platform engines engines.megatron engines.vllm checkpoint collector rollout validation report"
-        " weight_sync weight_sync.transfer weight_sync.reshard",
+        " weight_sync weight_sync.transfer weight_sync.seat",
         "ray numpy psutil",
     ),
     "check": Row(f"{VALUES} config layout", "rich"),

@@ -60,4 +60,5 @@ def close_world() -> None:
 
 def is_shard_representative() -> bool:
     """Whether this rank speaks for its data-parallel shard: it holds the loss, and no other rank repeats it."""
-    return parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.is_pipeline_last_stage()
+    first = parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_context_parallel_rank() == 0
+    return first and parallel_state.is_pipeline_last_stage()

@@ -50,7 +50,7 @@ def test_equal_rewards_give_exactly_zero(leave_one_out, reward):
 
 
 def test_equal_rewards_beside_a_masked_sample_give_exactly_zero():
-    rewards, mask = np.array([1 / 3, 1 / 3, 1 / 3, -5.0]), np.array([1, 1, 1, 0])
+    rewards, mask = np.array([0.1, 0.1, 0.1, -5.0]), np.array([1, 1, 1, 0])
     for leave_one_out in (True, False):
         found = group_advantages(rewards, np.zeros(4), mask, leave_one_out=leave_one_out, normalize=True)
         assert (found == 0).all()

@@ -66,3 +66,11 @@ def test_a_weight_decay_schedule_is_refused():
     given = {"policy": {"megatron_cfg": {"scheduler": {"end_weight_decay": 0.2}}}}
     [(_, problem)] = unify(given, last).problems
     assert "policy.megatron_cfg.optimizer.weight_decay" in problem
+
+
+def test_the_dtype_of_a_backend_that_does_not_generate_is_inert():
+    key = ("policy", "generation", "vllm_cfg", "precision")
+    given = {"policy": {"precision": "float32", "generation": {"vllm_cfg": {"precision": "bfloat16"}}}}
+    assert unify(given, {key: 0, PRECISION: 0}).problems == ()
+    given["policy"]["generation"]["backend"] = "vllm"
+    assert [found for found, _ in unify(given, {key: 0, PRECISION: 0}).problems] == [key]

@@ -14,6 +14,7 @@ ASKED = [
     {f"{MCORE}.enable_prefix_caching": True},
     {"checkpointing.enabled": True},
     VLLM,
+    {"policy.generation.stop_strings": ["END"]},
     {f"{MEGATRON}.pipeline_model_parallel_size": 2},
     {f"{MEGATRON}.context_parallel_size": 2},
     {f"{MEGATRON}.expert_model_parallel_size": 2},
@@ -43,3 +44,8 @@ def test_every_feature_is_covered():
 def test_what_this_version_can_do_is_not_named():
     assert not_available_yet(recipe()) == [] and not_available_yet(recipe(DISJOINT)) == []
     assert not_available_yet(recipe(SYNC, {"grpo.async_grpo.in_flight_weight_updates": True})) == []
+
+
+def test_vllm_may_be_cut_differently_from_the_policy():
+    [note] = not_available_yet(recipe(VLLM, {"policy.generation.vllm_cfg.tensor_parallel_size": 2}))
+    assert "policy.generation.backend" in note

@@ -20,6 +20,11 @@ def test_small_arithmetic():
     assert resolve(given, {}).values == {"a": 24, "c": 3, "d": 1.5, "e": 6, "b": 6}
 
 
+@pytest.mark.parametrize("expression", ["${mul:${text},3}", "${add:true,1}", "${div:1,0}"])
+def test_arithmetic_is_for_numbers(expression):
+    assert resolve({"a": expression, "text": "4x"}, {}).problems[0][0] == ("a",)
+
+
 def test_what_comes_from_the_environment_is_shown_as_its_expression(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     resolved = resolve({"a": "${oc.env:SECRET_TOKEN}/run", "b": "${a}/logs", "c": ["${oc.env:SECRET_TOKEN}"]}, {})

@@ -1,8 +1,11 @@
 """Recipe file -> recipe, or every problem at once."""
 
+import random
+
 import pytest
 
 from megatron_grpo.config.load import load_recipe
+from megatron_grpo.config.names import known_keys
 from megatron_grpo.config.yaml_source import read_document, to_yaml
 from megatron_grpo.errors import ConfigError
 from tests.unit.config.recipes import changed
@@ -92,6 +95,13 @@ def test_a_rule_does_not_judge_the_default_of_a_refused_key(write):
     assert "expected an integer" in problem
 
 
+def test_a_section_without_a_required_key_is_told_once(write):
+    [problem] = problems(write("defaults: base.yaml\n"), "policy.model_config.hidden_size=wide")
+    assert "policy.model_config.hidden_size: expected an integer" in problem
+    [problem] = problems(write("defaults: base.yaml\n"), "warm_start={lr: 0.1}")
+    assert "warm_start.num_steps: must be given" in problem
+
+
 def test_a_missing_parent_is_the_only_problem_told(write):
     [problem] = problems(write("defaults: nope.yaml\n"))
     assert "nope.yaml" in problem
@@ -134,6 +144,7 @@ def test_wrong_values_are_explained(write, key, value, expected):
         ("max_num_steps", "it lives at grpo.max_num_steps"),
         ("grpo.async_grpo.max_num_steps", "it lives at grpo.max_num_steps"),
         ("policy.megatron.tensor_model_parallel_size", "did you mean policy.megatron_cfg?"),
+        ("data.seed", "it lives at data.train.seed or data.validation.seed or grpo.seed"),
         ("grop.seed", "did you mean grpo?"),
         ("policy.generation.max_new_token", "did you mean policy.generation.max_new_tokens?"),
         ("policy.architecture", "unknown key"),
@@ -243,3 +254,34 @@ def test_inherited_keys_and_nulls_ask_for_nothing(write):
         "defaults: middle.yaml\nloss_fn:\n  ratio_clip_c: null\nlogger:\n  wandb:\n    name: null\n", "child.yaml"
     )
     assert load_recipe(path).ineffective != () and load_recipe(child).ineffective == ()
+
+
+WILD = [
+    "1",
+    "-1",
+    "1.5",
+    "true",
+    "null",
+    "x",
+    "[]",
+    "{}",
+    "{a: 1}",
+    "???",
+    "${grpo.seed}",
+    "${nope}",
+    "${",
+    ".nan",
+    "vllm",
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_written_a_recipe_loads_or_is_refused_in_words(write, seed):
+    rng, path = random.Random(seed), write("defaults: base.yaml\n")
+    for _ in range(15):
+        keys = rng.choices([*known_keys(), "env.x", "a.b", "policy.model_config.head_dim"], k=rng.choice([1, 2, 4]))
+        overrides = [f"{key}{rng.choice(['', '', '.x'])}={rng.choice(WILD)}" for key in keys]
+        try:
+            load_recipe(path, overrides)
+        except ConfigError as error:
+            assert error.problems and all(problem.strip() for problem in error.problems)

@@ -108,6 +108,11 @@ def test_aliases_repeat_a_value_and_may_not_contain_themselves():
     assert "alias" in read_document("a: &x\n  b: *x\n").problems[0][1]
 
 
+@pytest.mark.parametrize("text", ["a: !env HOME\n", "a: !!python/object:os.system {}\n", "a: [!x 1]\n"])
+def test_tags_are_not_read(text):
+    assert "tag" in read_document(text).problems[0][1]
+
+
 def test_lines_point_at_the_key():
     assert read_document("a:\n  b:\n    c: 1\n").lines == {("a",): 1, ("a", "b"): 2, ("a", "b", "c"): 3}
 
