@@ -94,13 +94,13 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCapabilities:
-    """What a generation backend can do; chosen once by the backend, read by the composition root."""
+    """What a generation backend can do; stated once by the backend, read by the composition root."""
 
-    pauses_in_flight: bool
-    must_drain: bool
-    blocks_training: bool
-    wake_carries_weights: bool
-    tracks_versions: bool
+    pauses_in_flight: bool  # can pause and keep unfinished requests
+    must_drain: bool  # weights may only change with nothing running, whatever the recipe asks for
+    blocks_training: bool  # shares the trainer's GPUs
+    wake_carries_weights: bool  # waking shows the trainer's weights: no transfer needed
+    tracks_versions: bool  # stamps every token with its weight version
 
 
 class Engine(Protocol):
@@ -108,16 +108,25 @@ class Engine(Protocol):
 
     capabilities: EngineCapabilities
 
+    async def pause(self) -> None:
+        """Stop between two steps and keep request state. Only where `capabilities.pauses_in_flight`."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`; harmless when not paused."""
+        ...
+
     async def set_version(self, version: int) -> None:
-        """Stamp tokens from now on with `version`. Only after a transfer was confirmed."""
+        """Stamp tokens from now on with `version`. Only after a transfer was confirmed; exact while paused."""
         ...
 
     async def sleep(self) -> None:
-        """Release the GPUs to the trainer (colocated). No request may be running."""
+        """Release the GPUs to the trainer (colocated); a paused engine keeps its unfinished requests."""
         ...
 
     async def wake(self) -> None:
-        """Take the GPUs back; generation sees the weights the trainer holds now."""
+        """Take the GPUs back; generation sees the weights the trainer holds now. Paused until `resume`; harmless on
+        an engine that is awake."""
         ...
 
 

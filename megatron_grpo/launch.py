@@ -41,8 +41,9 @@ from .report.progress import Display, open_display
 from .report.reporter import RunReporter
 from .report.summary import RunHistory, format_summary
 from .types import RolloutBatch, ScoredBatch, TrainBatch, TrajectoryGroup
-from .weight_sync.colocated import ColocatedDrainSync
-from .weight_sync.drain import DrainSync
+from .weight_sync.colocated import ColocatedSync
+from .weight_sync.disjoint import DisjointSync
+from .weight_sync.quiet import choose_quiet
 from .workload import Workload, prepare_workload
 
 log = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ async def _warm_start_and_train(plan: Plan, parts: Parts, display: Display, repo
             num_steps=plan.workload.num_steps,
             replay=parts.replay,
             collector=parts.collector,
-            weight_sync=_weight_sync(parts),
+            weight_sync=_weight_sync(plan, parts),
             trainer=parts.trainer,
             batcher=GrpoBatcher(plan),
             reporter=reporter,
@@ -203,13 +204,16 @@ async def _warm_start(plan: Plan, trainer: RayTrainer, display: Display) -> None
     display.note(f"warm start: {len(losses)} steps in {seconds:.1f} s, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
 
 
-def _weight_sync(parts: Parts) -> WeightSync:
+def _weight_sync(plan: Plan, parts: Parts) -> WeightSync:
     """The one place that chooses how weights reach the engine."""
-    engine = RayEngine(parts.workers.generation)
-    if parts.workers.colocated:
-        return ColocatedDrainSync(collector=parts.collector, engine=engine)
+    collector, engine = parts.collector, RayEngine(parts.workers.generation, colocated=parts.workers.colocated)
+    async_grpo = plan.recipe.grpo.async_grpo
+    in_flight = async_grpo.enabled and async_grpo.in_flight_weight_updates
+    quiet = choose_quiet(collector, engine, in_flight=in_flight)
+    if engine.capabilities.wake_carries_weights:
+        return ColocatedSync(collector=collector, engine=engine, quiet=quiet)
     transfer = RayWeightTransfer(parts.workers.policy, parts.workers.generation)
-    return DrainSync(collector=parts.collector, engine=engine, transfer=transfer)
+    return DisjointSync(collector=collector, engine=engine, transfer=transfer, quiet=quiet)
 
 
 class GrpoBatcher:

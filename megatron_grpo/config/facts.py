@@ -81,7 +81,7 @@ def _shape_of_directory(directory: Path) -> ModelShape:
         raise ValueError(f"no {path}")
     values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
-        raise ValueError(f"{path} is not a JSON object")
+        raise ValueError(f"{path} is not a JSON object")  # noqa: TRY004 - bad data, not a bad argument
     heads = _first_int(values, "num_attention_heads", "n_head")
     return ModelShape(
         num_attention_heads=heads,

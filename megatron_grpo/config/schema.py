@@ -15,7 +15,7 @@ from .base import Count, CountOrZero, Finite, Fraction, Items, Name, Positive, P
 from .dependent import fill
 from .policy_schema import Policy
 
-__all__ = ["Recipe", "Section", "Items", "Policy"]
+__all__ = ["Items", "Policy", "Recipe", "Section"]
 
 
 class AsyncGrpo(Section):

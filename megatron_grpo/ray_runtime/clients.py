@@ -72,15 +72,24 @@ class RayGenerator:
 class RayEngine:
     """`Engine` over all ranks of the Megatron engine."""
 
-    capabilities = EngineCapabilities(
-        pauses_in_flight=True, must_drain=False, blocks_training=True, wake_carries_weights=True, tracks_versions=True
-    )
-
-    def __init__(self, ranks: Sequence[Named]):
+    def __init__(self, ranks: Sequence[Named], *, colocated: bool):
         self._ranks = ranks
+        self.capabilities = EngineCapabilities(
+            pauses_in_flight=True,
+            must_drain=False,
+            blocks_training=colocated,
+            wake_carries_weights=colocated,
+            tracks_versions=True,
+        )
 
     async def set_version(self, version: int) -> None:
         await all_answers(self._ranks, "set_version", version)
+
+    async def pause(self) -> None:
+        await all_answers(self._ranks, "pause")
+
+    async def resume(self) -> None:
+        await all_answers(self._ranks, "resume")
 
     async def sleep(self) -> None:
         await all_answers(self._ranks, "sleep")

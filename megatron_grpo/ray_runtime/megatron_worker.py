@@ -150,9 +150,13 @@ class MegatronWorker(Held):
     # ---- engine
 
     async def receive_weights(self) -> None:
-        """Collective with `send_weights`; no request may be running."""
-        await self._generation.pause()
+        """Collective with `send_weights`, while the engine is paused."""
         await self._run(self._transfer.receive)
+
+    async def pause(self) -> None:
+        await self._generation.pause()
+
+    async def resume(self) -> None:
         await self._generation.resume()
 
     async def generate(

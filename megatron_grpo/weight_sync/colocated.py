@@ -1,10 +1,9 @@
-"""Shared GPUs, drain mode: trainer and engine take turns in the same processes and share the weight tensors.
+"""Trainer and engine take turns in the same processes; waking carries the new weights.
 
-The drain happens on entering the training window, before log-probs: after the optimizer step the old weights are
-gone. The collector stays paused from there until `publish` has woken the engine, so that no group starts on a
-sleeping engine.
+    training_window: pause -> quiet -> sleep | log-probs, train | publish: wake -> version -> resume
 
-    training_window: pause -> drain -> sleep | log-probs, train | publish: wake -> version -> resume
+Requests come to rest on entering the window, before log-probs: after the optimizer step the old weights are gone.
+The collector stays paused from there until `publish` has woken the engine, so that no group starts on a sleeping one.
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from ..interfaces import Collector, Engine
+from .quiet import Quiet
 
 
-class ColocatedDrainSync:
-    """`WeightSync` for an engine that lives in the trainer's processes; waking carries the new weights."""
+class ColocatedSync:
+    """`WeightSync` for an engine that lives in the trainer's processes."""
 
-    def __init__(self, *, collector: Collector, engine: Engine):
+    def __init__(self, *, collector: Collector, engine: Engine, quiet: Quiet):
         self._collector = collector
         self._engine = engine
+        self._quiet = quiet
         self._pause = AsyncExitStack()
 
     @asynccontextmanager
     async def training_window(self) -> AsyncIterator[None]:
         await self._pause.enter_async_context(self._collector.paused())
         try:
-            await self._collector.drain()
+            await self._quiet.enter()
             await self._engine.sleep()
             yield
         except BaseException:
@@ -38,4 +39,5 @@ class ColocatedDrainSync:
         async with self._pause:
             await self._engine.wake()
             await self._engine.set_version(version)
+            await self._quiet.leave()
             await self._collector.set_version(version)

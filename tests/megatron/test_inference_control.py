@@ -66,6 +66,7 @@ def between_requests(seat, config):
         await all_ranks(seat, engine.sleep())
         change_weights(module)
         await all_ranks(seat, engine.wake())
+        await all_ranks(seat, engine.resume())
         await all_ranks(seat, engine.set_version(6))
         check(await generate(seat, engine, "c"))
 
@@ -170,6 +171,7 @@ def asleep(seat, config):
         await asyncio.sleep(0.1)
         facts["answered asleep"] = seat.rank == 0 and task.done()
         await all_ranks(seat, engine.wake())
+        await all_ranks(seat, engine.resume())
         facts["training after wake"] = module.training
         facts["second"] = error_of(await task)
 

@@ -158,19 +158,23 @@ class MegatronGeneration:
         self._is_paused = True
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Go on after `pause`; nothing happens to an engine that is not paused."""
+        if not self._is_paused:
+            return
         await self._on_loop(self._host.signal(InferenceClient.unpause_engines, EngineState.RUNNING))
         self._is_paused = False
 
     async def sleep(self) -> None:
-        """Pause and give the module to the trainer; unfinished requests keep their state."""
-        await self.pause()
+        """Give the module to the trainer; unfinished requests keep their state. Pauses first where nobody has."""
+        if not self._is_paused:
+            await self.pause()
         await self._on_loop(self._host.signal(InferenceClient.suspend_engines, EngineState.SUSPENDED))
 
     async def wake(self) -> None:
-        """Take the module back (in evaluation mode); generation sees the weights it holds now."""
+        """Take the module back (in evaluation mode). The engine stays paused until `resume`: set the version between
+        the two, so that the first token under the new weights carries it.
+        """
         await self._on_loop(self._host.signal(InferenceClient.resume_engines, EngineState.RESUMED))
-        await self.resume()
 
     def close(self) -> None:
         """Stop the engine (collective); pending requests fail. Blocks; not for use on an event loop."""

@@ -1,11 +1,13 @@
-"""Disjoint GPUs, drain mode: running generations finish under the old weights, then the transfer starts.
+"""The engine has its own GPUs: weights travel to it after every step.
 
 | step of `publish` | waits for | ended by |
 |---|---|---|
 | pause the collector | nothing: no new group starts | resumed when the block ends, also on error |
-| drain | every generating group | each group's own deadline |
+| quiet | running groups (drain) or the engine's pause (in flight) | group deadlines, `timeouts.refit` |
 | transfer | trainer and engine ranks together | `timeouts.refit` -> WeightSyncFailed |
 | set version | the engine's acknowledgement | only after the transfer was confirmed |
+
+A failed transfer leaves the engine paused: it must not serve a mix, and the run ends with the cause.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ..interfaces import Collector, Engine, WeightTransfer
+from .quiet import Quiet
 
 
-class DrainSync:
-    """`WeightSync` for engines on their own GPUs; nothing to hand over while training."""
+class DisjointSync:
+    """`WeightSync` with nothing to hand over while training."""
 
-    def __init__(self, *, collector: Collector, engine: Engine, transfer: WeightTransfer):
+    def __init__(self, *, collector: Collector, engine: Engine, transfer: WeightTransfer, quiet: Quiet):
         self._collector = collector
         self._engine = engine
         self._transfer = transfer
+        self._quiet = quiet
 
     @asynccontextmanager
     async def training_window(self) -> AsyncIterator[None]:
@@ -30,7 +34,8 @@ class DrainSync:
 
     async def publish(self, version: int) -> None:
         async with self._collector.paused():
-            await self._collector.drain()
+            await self._quiet.enter()
             await self._transfer.transfer()
             await self._engine.set_version(version)
+            await self._quiet.leave()
             await self._collector.set_version(version)
