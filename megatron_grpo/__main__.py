@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
+    # A user's env.NAME.target lies in the start directory. `python -m` searches it, the console script does not.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     from .launch import train
 
     return train(options.recipe, options.overrides, strict=options.strict)
@@ -54,7 +58,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [argument for argument in rest if argument.startswith("-")]
     if unknown:
         parser.error(f"unknown option {unknown[0]}; see --help")
-    options.overrides += rest
+    options.overrides = [*options.overrides, *rest]
     return options
 
 
@@ -68,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(dry_run=True)
     for command in (train, check):
         command.add_argument("recipe", metavar="RECIPE", help="a YAML file, e.g. recipes/llm/NAME.yaml")
-        command.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. grpo.max_num_steps=5")
+        # The default keeps argparse from calling the overrides required where the recipe is missing.
+        command.add_argument(
+            "overrides", nargs="*", default=[], metavar="key=value", help="e.g. grpo.max_num_steps=5"
+        )
         command.add_argument("--json", action="store_true", help="check: machine-readable output")
         command.add_argument("--strict", action="store_true", help="warnings are errors")
     return parser

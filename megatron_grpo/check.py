@@ -57,6 +57,7 @@ def _as_record(
         "layout": {
             "train": asdict(layout.train),
             "generation": asdict(layout.generation) if layout.generation else None,
+            "engine": asdict(layout.engine),
             "colocated": layout.generation is None,
             "idle_gpus": layout.num_idle,
         },
@@ -73,8 +74,11 @@ def _as_text(loaded: LoadedRecipe, layout: Layout, derived: Iterable[Derived], k
     yield _indent(to_yaml(loaded.resolved))
     yield "layout"
     yield from _world_lines("training", layout.train)
-    if layout.generation is None:
-        yield "  generation shares the training ranks (colocated)"
+    if layout.generation is None and layout.engine == layout.train:
+        yield "  generation shares the training ranks and their weights (colocated)"
+    elif layout.generation is None:
+        yield "  generation shares the training ranks (colocated) with a model of its own, resharded after every step:"
+        yield from _world_lines("generation", layout.engine)
     else:
         yield from _world_lines("generation", layout.generation)
     if layout.num_idle:

@@ -22,35 +22,27 @@ import asyncio
 import logging
 import time
 import traceback
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
 from .errors import DeadlineExceeded, EndOfData, GenerationFailed
 from .interfaces import Producer, PromptSource, Rollout
+from .metrics import Tally
+from .replay.admission import FULLY_MASKED, Admission, AdmitAll, is_fully_masked
 from .replay.reservations import Reservations
 from .replay.staleness import can_serve
-from .types import Prompt, Trajectory, TrajectoryGroup
+from .types import Collected, Prompt, TrajectoryGroup
 
 log = logging.getLogger(__name__)
-
-_COUNTED = (
-    "num_groups",
-    "num_failed_groups",
-    "num_trajectories",
-    "num_masked_trajectories",
-    "num_truncated_trajectories",
-    "num_mixed_version_trajectories",
-    "num_generated_tokens",
-)
 
 
 class TrajectoryCollector:
     """Keeps every open target supplied with groups of the current weights.
 
     `max_failures` consecutive failed groups are tolerated; a success resets the count. `buffered` (ordinal -> target
-    step) are groups that a restored buffer holds.
+    step) are groups that a restored buffer holds. `admission` refuses finished groups that must not train (None: nothing
+    is refused).
     """
 
     def __init__(
@@ -64,6 +56,7 @@ class TrajectoryCollector:
         num_steps: int,
         max_failures: int,
         group_timeout_s: float,
+        admission: Admission | None = None,
         start_version: int = 0,
         buffered: Mapping[int, int] | None = None,
     ):
@@ -72,6 +65,7 @@ class TrajectoryCollector:
         self._replay = replay
         self._max_failures = max_failures
         self._group_timeout_s = group_timeout_s
+        self._admission = admission or AdmitAll()
         self._max_age = max_age
         self._reservations = Reservations(
             num_prompts_per_step=num_prompts_per_step,
@@ -86,7 +80,8 @@ class TrajectoryCollector:
         self._num_failures_in_a_row = 0
         self._failure: BaseException | None = None
         self._first_missing_target: int | None = None
-        self._counted: Counter[str] = Counter()
+        self._tally = Tally()
+        self._fully_masked: set[int] = set()  # admitted, though nothing of them will train
 
     @property
     def num_in_flight(self) -> int:
@@ -138,19 +133,21 @@ class TrajectoryCollector:
         self._wake.set()
 
     async def settle(self, trained: Sequence[int], evicted: Sequence[int], step: int) -> None:
-        """Step `step` trained these prompts; evicted ones will be generated again."""
+        """Step `step` consumed the groups of these prompts; evicted ones will be generated again."""
         self._reservations.consume(step, trained)
-        self._prompts.settle_trained(trained)
+        masked = self._fully_masked.intersection(trained)
+        self._prompts.settle_trained([ordinal for ordinal in trained if ordinal not in masked])
+        for ordinal in sorted(masked):
+            self._drop(ordinal, FULLY_MASKED, replace=False)
+        self._fully_masked.difference_update(masked, evicted)
+        self._admission.step_done(step)
         for ordinal in evicted:
             self._give_back(ordinal)
         self._wake.set()
 
-    async def counters(self) -> dict[str, float]:
-        """Sums since the last call (the names of `_COUNTED`), and the groups in flight now."""
-        counted: dict[str, float] = {name: float(self._counted[name]) for name in _COUNTED}
-        self._counted.clear()
-        counted["num_groups_in_flight"] = float(self.num_in_flight)
-        return counted
+    async def collected(self) -> Collected:
+        """What was counted and dropped since the last call, and the groups in flight now."""
+        return self._tally.take(num_groups_in_flight=self.num_in_flight)
 
     # Starting
 
@@ -196,7 +193,14 @@ class TrajectoryCollector:
             f"the rollout of prompt {prompt.ordinal} returned version {group.generation_version}, started with "
             f"{version}; it cannot serve step {target} at a largest age of {self._max_age}"
         )
-        self._count(group.trajectories)
+        self._tally.finished(group)
+        reason = self._admission.reason_to_refuse(group)
+        if reason is not None:
+            self._tally.refused()
+            self._drop(prompt.ordinal, reason, replace=False)
+            return
+        if is_fully_masked(group):
+            self._fully_masked.add(prompt.ordinal)
         await self._replay.add(group)
 
     async def _generate(self, prompt: Prompt, target: int, version: int) -> TrajectoryGroup:
@@ -220,7 +224,7 @@ class TrajectoryCollector:
 
     def _group_failed(self, ordinal: int, target: int, error: Exception) -> None:
         self._num_failures_in_a_row += 1
-        self._counted["num_failed_groups"] += 1
+        self._tally.failed()
         message = (
             f"the group of prompt {ordinal} (step {target}) failed: {type(error).__name__}: {error}\n"
             f"{self._num_failures_in_a_row} in a row, and grpo.async_grpo.max_generation_failures tolerates "
@@ -233,8 +237,13 @@ class TrajectoryCollector:
             self._fail(failure)
             return
         log.warning("%s: its prompt is dropped, another takes its place", message, exc_info=error)
+        self._drop(ordinal, "generation_failed", replace=True)
+
+    def _drop(self, ordinal: int, reason: str, *, replace: bool) -> None:
+        """The prompt is not trained; the place it may still hold in its target is free. `replace`: `PromptStream`."""
         self._reservations.release(ordinal)
-        self._prompts.settle_dropped(ordinal, "generation_failed")
+        self._prompts.settle_dropped(ordinal, reason, replace=replace)
+        self._tally.dropped(ordinal, reason)
         self._wake.set()
 
     def _group_ended(self, ordinal: int, task: asyncio.Task[None]) -> None:
@@ -264,14 +273,3 @@ class TrajectoryCollector:
         for task in groups:
             task.cancel()
         await asyncio.gather(*groups, return_exceptions=True)
-
-    def _count(self, trajectories: Sequence[Trajectory]) -> None:
-        counted = self._counted
-        counted["num_groups"] += 1
-        counted["num_trajectories"] += len(trajectories)
-        for trajectory in trajectories:
-            versions = trajectory.token_versions[trajectory.loss_mask]
-            counted["num_generated_tokens"] += len(versions)
-            counted["num_masked_trajectories"] += trajectory.masked_because is not None
-            counted["num_truncated_trajectories"] += trajectory.finish_reason == "length"
-            counted["num_mixed_version_trajectories"] += len(versions) > 0 and versions.min() != versions.max()

@@ -31,6 +31,10 @@ class GenerationFailed(RunFailed):
     """More groups failed in a row than `grpo.async_grpo.max_generation_failures` tolerates."""
 
 
+class SamplingExhausted(RunFailed):
+    """Dynamic sampling threw away more groups than `grpo.dynamic_sampling_max_gen_batches` allows for one step."""
+
+
 class RewardFailed(MegatronGrpoError):
     """An environment raised, timed out or answered with the wrong number of rewards: the group fails."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .types import (
+    Collected,
     Completion,
     FrontierState,
     LiveCursor,
@@ -100,7 +101,7 @@ class EngineCapabilities:
     must_drain: bool  # weights may only change with nothing running, whatever the recipe asks for
     blocks_training: bool  # shares the trainer's GPUs
     wake_carries_weights: bool  # waking shows the trainer's weights: no transfer needed
-    tracks_versions: bool  # stamps every token with its weight version
+    tracks_versions: bool  # stamps every token with its weight version; if not, its group's start counts
 
 
 class Engine(Protocol):
@@ -198,8 +199,8 @@ class Collector(Protocol):
         """Held-out evaluation with the engine's current weights; call inside `paused()`."""
         ...
 
-    async def counters(self) -> dict[str, float]:
-        """What the collector counted since the last call: failures, masked rewards, generated tokens, lengths."""
+    async def collected(self) -> Collected:
+        """What happened since the last call: failures, masked rewards, generated tokens, lengths; dropped prompts."""
         ...
 
 

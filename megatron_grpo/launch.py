@@ -11,43 +11,40 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Coroutine, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .algorithms.advantages import group_advantages
-from .batching.pack import build_rollouts
-from .batching.shard import split_updates
+from .backends import Backend, BackendFactory, BackendSetting, check_capabilities, load_backend
+from .batcher import GrpoBatcher
 from .config.derived import buffer_capacity, max_age
 from .config.load import load_recipe
 from .config.schema import Recipe
 from .errors import ConfigError, Interrupted
-from .interfaces import WeightSync
 from .layout import Layout
 from .loop import Run, async_grpo_train
 from .metrics import MetricsWriter
 from .platform.device import accelerator_for
 from .ray_runtime.actors import BufferSettings, ReplayBufferActor
-from .ray_runtime.clients import RayCollector, RayEngine, RayReplay, RayTrainer, RayWeightTransfer
+from .ray_runtime.clients import RayCollector, RayPolicyRanks, RayReplay, RayTrainer
 from .ray_runtime.cluster import ray_cluster
 from .ray_runtime.collector_actor import AsyncTrajectoryCollector, CollectorSpec
-from .ray_runtime.start import Workers, start_deadline, start_engines, start_workers
+from .ray_runtime.megatron_backend import MegatronBackend
+from .ray_runtime.start import Workers, start_deadline, start_workers
 from .ray_runtime.supervision import Named, Supervisor, answer
 from .report.console import log_through, open_console, say
 from .report.progress import Display, open_display
 from .report.reporter import RunReporter
 from .report.summary import RunHistory, format_summary
-from .types import RolloutBatch, ScoredBatch, TrainBatch, TrajectoryGroup
-from .weight_sync.colocated import ColocatedSync
-from .weight_sync.disjoint import DisjointSync
-from .weight_sync.quiet import choose_quiet
+from .weight_sync.choose import choose_weight_sync
 from .workload import Workload, prepare_workload
 
 log = logging.getLogger(__name__)
 
+_CLOSE_S = 30.0
 _WARM_START_CHUNK = 10  # steps per call: often enough for a progress line
 
 
@@ -68,6 +65,7 @@ def train(recipe_path: str, overrides: Sequence[str] = (), *, strict: bool = Fal
         workload=prepare_workload(recipe),
         log_dir=str(log_dir),
         use_gpus=accelerator_for(recipe).is_cuda,
+        external_backend=_external_backend(recipe),
     )
     history = RunHistory(num_steps=plan.workload.num_steps)
     wandb = recipe.logger.wandb.model_dump() if recipe.logger.wandb_enabled else None
@@ -92,6 +90,7 @@ class Plan:
     workload: Workload
     log_dir: str
     use_gpus: bool
+    external_backend: BackendFactory | None  # None: the built-in Megatron engine generates
 
     def validation_due(self, num_finished: int) -> bool:
         grpo, last = self.recipe.grpo, self.workload.num_steps
@@ -100,6 +99,11 @@ class Plan:
         if num_finished in (0, last):
             return grpo.val_at_start if num_finished == 0 else grpo.val_at_end or _divides(grpo.val_period, last)
         return _divides(grpo.val_period, num_finished)
+
+
+def _external_backend(recipe: Recipe) -> BackendFactory | None:
+    name = recipe.policy.generation.backend
+    return None if name == "megatron" else load_backend(name)
 
 
 def _divides(period: int, number: int) -> bool:
@@ -123,7 +127,7 @@ async def _run(plan: Plan, display: Display, reporter: RunReporter) -> None:
 class Parts:
     """The running actors behind their protocols."""
 
-    workers: Workers
+    backend: Backend
     trainer: RayTrainer
     collector: RayCollector
     replay: RayReplay
@@ -146,18 +150,45 @@ async def _start(plan: Plan, supervisor: Supervisor) -> Parts:
     supervisor.watch(collector)
     workers, _ = await asyncio.gather(
         start_workers(
-            recipe, plan.layout, workload.tokenizer, plan.log_dir, supervisor, use_gpus=plan.use_gpus
+            recipe,
+            plan.layout,
+            workload.tokenizer,
+            plan.log_dir,
+            supervisor,
+            use_gpus=plan.use_gpus,
+            with_engine=plan.external_backend is None,
         ),
         answer(collector, collector.handle.open.remote()),
     )
-    await answer(collector, collector.handle.use_engine.remote(workers.generation[0]))
+    backend = _backend(plan, workers)
     replay = RayReplay(buffer)
     return Parts(
-        workers=workers,
+        backend=backend,
         trainer=RayTrainer(workers.policy, [rank.dp for rank in plan.layout.train.ranks], plan.layout.train.dp),
         collector=RayCollector(collector, replay),
         replay=replay,
     )
+
+
+def _backend(plan: Plan, workers: Workers) -> Backend:
+    """Made, not started. ConfigError: the backend was made for another placement than the recipe's."""
+    if plan.external_backend is None:
+        return MegatronBackend(workers, refit_timeout_s=plan.recipe.timeouts.refit)
+    generation, tokenizer = plan.recipe.policy.generation, plan.workload.tokenizer
+    backend = plan.external_backend(
+        BackendSetting(
+            recipe=plan.recipe,
+            layout=plan.layout,
+            options=generation.backend_options or {},
+            vocab_size=tokenizer.vocab_size,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            log_dir=plan.log_dir,
+            policy=RayPolicyRanks(workers.policy),
+        )
+    )
+    check_capabilities(generation.backend, backend.engine.capabilities, colocated=generation.colocated.enabled)
+    return backend
 
 
 def _buffer_settings(plan: Plan) -> BufferSettings:
@@ -173,16 +204,53 @@ def _buffer_settings(plan: Plan) -> BufferSettings:
 async def _warm_start_and_train(plan: Plan, parts: Parts, display: Display, reporter: RunReporter) -> None:
     if plan.recipe.warm_start is not None:
         await _warm_start(plan, parts.trainer, display)
-    await start_engines(parts.workers)
+    async with _generating(plan, parts):
+        await _train(plan, parts, reporter)
+
+
+@asynccontextmanager
+async def _generating(plan: Plan, parts: Parts) -> AsyncIterator[None]:
+    """The engine runs inside the block and the collector knows it."""
+    backend = parts.backend
+    try:
+        async with start_deadline("starting the generation engine", plan.recipe.timeouts.actor_start):
+            await backend.start()
+        stamps_versions = backend.engine.capabilities.tracks_versions
+        await parts.collector.use_engine(backend.generator, stamps_versions=stamps_versions)
+        yield
+    finally:
+        await _close(backend)
+
+
+async def _close(backend: Backend) -> None:
+    """Bounded: a backend that does not end must not keep the run's own end waiting."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await backend.close()
+    except TimeoutError:
+        log.error("the generation backend did not close within %g s", _CLOSE_S)
+
+
+async def _train(plan: Plan, parts: Parts, reporter: RunReporter) -> None:
+    async_grpo = plan.recipe.grpo.async_grpo
     await async_grpo_train(
         Run(
             start_step=0,
             num_steps=plan.workload.num_steps,
             replay=parts.replay,
             collector=parts.collector,
-            weight_sync=_weight_sync(plan, parts),
+            weight_sync=choose_weight_sync(
+                collector=parts.collector,
+                engine=parts.backend.engine,
+                transfer=parts.backend.transfer,
+                in_flight=async_grpo.enabled and async_grpo.in_flight_weight_updates,
+            ),
             trainer=parts.trainer,
-            batcher=GrpoBatcher(plan),
+            batcher=GrpoBatcher(
+                plan.recipe,
+                pad_id=plan.workload.tokenizer.pad_id,
+                pad_multiple=plan.layout.train.padding_multiple,
+            ),
             reporter=reporter,
             validation_due=plan.validation_due,
         )
@@ -202,43 +270,6 @@ async def _warm_start(plan: Plan, trainer: RayTrainer, display: Display) -> None
     await trainer.finish_warm_start()
     seconds = time.monotonic() - started
     display.note(f"warm start: {len(losses)} steps in {seconds:.1f} s, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-
-
-def _weight_sync(plan: Plan, parts: Parts) -> WeightSync:
-    """The one place that chooses how weights reach the engine."""
-    collector, engine = parts.collector, RayEngine(parts.workers.generation, colocated=parts.workers.colocated)
-    async_grpo = plan.recipe.grpo.async_grpo
-    in_flight = async_grpo.enabled and async_grpo.in_flight_weight_updates
-    quiet = choose_quiet(collector, engine, in_flight=in_flight)
-    if engine.capabilities.wake_carries_weights:
-        return ColocatedSync(collector=collector, engine=engine, quiet=quiet)
-    transfer = RayWeightTransfer(parts.workers.policy, parts.workers.generation)
-    return DisjointSync(collector=collector, engine=engine, transfer=transfer, quiet=quiet)
-
-
-class GrpoBatcher:
-    """`loop.Batcher` with the recipe's advantages and batch sizes."""
-
-    def __init__(self, plan: Plan):
-        self._recipe = plan.recipe
-        self._pad_id = plan.workload.tokenizer.pad_id
-        self._pad_multiple = plan.layout.train.padding_multiple
-
-    def rollouts(self, groups: Sequence[TrajectoryGroup]) -> RolloutBatch:
-        return build_rollouts(groups, pad_id=self._pad_id, pad_multiple=self._pad_multiple)
-
-    def updates(self, scored: ScoredBatch) -> list[TrainBatch]:
-        grpo, rollouts = self._recipe.grpo, scored.rollouts
-        advantages = group_advantages(
-            rollouts.rewards,
-            rollouts.group_index,
-            rollouts.sample_mask,
-            leave_one_out=grpo.use_leave_one_out_baseline,
-            normalize=grpo.normalize_rewards,
-        )
-        return split_updates(
-            scored, advantages, train_global_batch_size=self._recipe.policy.train_global_batch_size
-        )
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:

@@ -90,20 +90,29 @@ class World:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """`generation` is None when the trainer's processes generate too (colocated)."""
+    """`generation` is None when the trainer's processes generate too (colocated).
+
+    `engine` is how the ranks that generate are cut: `generation`, or colocated the trainer's ranks. Where it differs
+    from `train` a colocated engine needs a model of its own.
+    """
 
     train: World
     generation: World | None
+    engine: World
     placements: tuple[Placement, ...]
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Layout:
         """Raises ConfigError where a size does not divide its devices (`config.rules` says it better, and first)."""
         placements = place(recipe)
-        train = build_world(_with_role(placements, "train"), train_sizes(recipe))
-        generators = _with_role(placements, "generation")
-        generation = build_world(generators, generation_sizes(recipe)) if generators else None
-        return cls(train=train, generation=generation, placements=placements)
+        trainers, generators = _with_role(placements, "train"), _with_role(placements, "generation")
+        engine = build_world(generators or trainers, generation_sizes(recipe))
+        return cls(
+            train=build_world(trainers, train_sizes(recipe)),
+            generation=engine if generators else None,
+            engine=engine,
+            placements=placements,
+        )
 
     @property
     def num_idle(self) -> int:
@@ -127,18 +136,21 @@ def train_sizes(recipe: Recipe) -> Sizes:
 
 
 def generation_sizes(recipe: Recipe) -> Sizes:
-    """The generator's own cut: vLLM names its sizes; Megatron follows the policy's TP unless told otherwise."""
+    """The generator's own cut: vLLM names its sizes; Megatron follows the policy's TP unless told otherwise. How a
+    backend of another package cuts its devices is its own business: they count one by one."""
     generation = recipe.policy.generation
     if generation.backend == "vllm":
         vllm = generation.vllm_cfg
         return Sizes(tp=vllm.tensor_parallel_size, pp=vllm.pipeline_parallel_size, ep=vllm.expert_parallel_size)
+    if generation.backend != "megatron":
+        return Sizes()
     megatron = recipe.policy.megatron_cfg
-    own = generation.mcore_generation_config.tensor_model_parallel_size
+    tp = generation.mcore_generation_config.tensor_model_parallel_size or megatron.tensor_model_parallel_size
     return Sizes(
-        tp=own or megatron.tensor_model_parallel_size,
+        tp=tp,
         ep=megatron.expert_model_parallel_size,
         etp=megatron.expert_tensor_parallel_size,
-        sequence_parallel=megatron.sequence_parallel,
+        sequence_parallel=megatron.sequence_parallel and tp > 1,
     )
 
 

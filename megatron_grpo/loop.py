@@ -19,7 +19,16 @@ from typing import Protocol
 from .errors import EndOfData
 from .interfaces import Collector, Replay, Trainer, WeightSync
 from .metrics import Stopwatch
-from .types import RolloutBatch, Sampled, ScoredBatch, TrainBatch, TrainResult, TrajectoryGroup, ValidationResult
+from .types import (
+    Collected,
+    RolloutBatch,
+    Sampled,
+    ScoredBatch,
+    TrainBatch,
+    TrainResult,
+    TrajectoryGroup,
+    ValidationResult,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +45,14 @@ class Reporter(Protocol):
     """Shows and records; never decides."""
 
     def step(
-        self, step: int, sampled: Sampled, trained: TrainResult, counters: dict[str, float], clock: Stopwatch
+        self,
+        step: int,
+        *,
+        sampled: Sampled,
+        scored: ScoredBatch,
+        trained: TrainResult,
+        collected: Collected,
+        clock: Stopwatch,
     ) -> None: ...
 
     def validated(self, step: int, result: ValidationResult) -> None: ...
@@ -80,7 +96,7 @@ async def async_grpo_train(run: Run) -> int:
 async def _train_one_step(run: Run, step: int) -> None:
     clock = Stopwatch()
     with clock.measure("wait_for_groups"):
-        sampled = await run.replay.sample(step)
+        sampled = (await run.replay.sample(step)).in_prompt_order()
     async with AsyncExitStack() as window:
         with clock.measure("enter_window"):
             await window.enter_async_context(run.weight_sync.training_window())
@@ -91,7 +107,8 @@ async def _train_one_step(run: Run, step: int) -> None:
     await run.collector.settle([group.ordinal for group in sampled.groups], sampled.evicted, step)
     with clock.measure("publish"):
         await run.weight_sync.publish(step + 1)
-    run.reporter.step(step, sampled, trained, await run.collector.counters(), clock)
+    collected = await run.collector.collected()
+    run.reporter.step(step, sampled=sampled, scored=scored, trained=trained, collected=collected, clock=clock)
 
 
 async def _validate(run: Run, finished: int) -> None:

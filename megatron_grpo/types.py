@@ -7,7 +7,7 @@ entry t describes token t itself (the losses shift to next-token alignment where
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -165,6 +165,28 @@ class Sampled:
     evicted: tuple[int, ...]  # ordinals thrown out as stale or left over; they return to the stream
     waited_s: float
     buffer_size: int  # groups left after the batch was taken
+
+    def in_prompt_order(self) -> Sampled:
+        """The same batch with its groups by ordinal: which group finished first decides nothing about the updates, so a
+        synchronous run repeats itself.
+        """
+        return replace(self, groups=tuple(sorted(self.groups, key=lambda group: group.ordinal)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DroppedPrompt:
+    """A prompt that will not be trained: generation_failed, zero_variance or fully_masked."""
+
+    ordinal: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collected:
+    """What the collector did since it was last asked: sums by name, and every prompt it dropped."""
+
+    counters: Mapping[str, float]
+    dropped: tuple[DroppedPrompt, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 
+from megatron_grpo.batching.pack import build_rollouts
+from megatron_grpo.collector import TrajectoryCollector
+from megatron_grpo.metrics import StepMetrics, step_metrics
 from megatron_grpo.rollout.rewards import RewardHost
-from megatron_grpo.types import Completion, FinishReason, Problem, Prompt, Sampling, Trajectory, TrajectoryGroup
+from megatron_grpo.types import (
+    Completion,
+    FinishReason,
+    Problem,
+    Prompt,
+    RolloutBatch,
+    Sampling,
+    ScoredBatch,
+    TrainBatch,
+    TrainResult,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 
 def make_prompt(ordinal: int) -> Prompt:
@@ -182,3 +198,64 @@ class EnvironmentWithoutSolution:
 class EnvironmentThatCannotStart(FixedEnvironment):
     def __init__(self):
         raise OSError("no such file: words.txt")
+
+
+def score_alike(groups: Sequence[TrajectoryGroup], old_logprobs: np.ndarray | None = None) -> ScoredBatch:
+    """The batch of `groups` as a trainer would score it that agrees with the engine, or with these log-probs [B, T]."""
+    rollouts = build_rollouts(groups, pad_id=0)
+    old = rollouts.generation_logprobs if old_logprobs is None else old_logprobs
+    return ScoredBatch(rollouts=rollouts, old_logprobs=old, reference_logprobs=None)
+
+
+class LocalCollector(TrajectoryCollector):
+    """The loop's `Collector` in this process: the real one, with what its actor adds."""
+
+    @asynccontextmanager
+    async def collecting(self):
+        running = asyncio.create_task(self.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def evaluate(self):
+        raise NotImplementedError("these runs are not validated")
+
+
+class IdleTrainer:
+    """A `Trainer` and `Batcher` that agrees with the engine, learns nothing and takes `num_turns` turns a step."""
+
+    def __init__(self, num_turns: int = 0):
+        self._num_turns = num_turns
+
+    def rollouts(self, groups: Sequence[TrajectoryGroup]) -> RolloutBatch:
+        return build_rollouts(groups, pad_id=0)
+
+    def updates(self, scored: ScoredBatch) -> list[TrainBatch]:
+        return []
+
+    async def score(self, rollouts: RolloutBatch) -> ScoredBatch:
+        return ScoredBatch(rollouts=rollouts, old_logprobs=rollouts.generation_logprobs, reference_logprobs=None)
+
+    async def train(self, updates: Sequence[TrainBatch]) -> TrainResult:
+        for _ in range(self._num_turns):
+            await asyncio.sleep(0)
+        return TrainResult(metrics={}, num_updates=1, learning_rate=0.0)
+
+
+class KeptReports:
+    """A `Reporter` that keeps the records of the steps."""
+
+    def __init__(self) -> None:
+        self.records: list[StepMetrics] = []
+
+    def step(self, step, *, sampled, scored, trained, collected, clock) -> None:
+        self.records.append(
+            step_metrics(
+                step=step, sampled=sampled, scored=scored, trained=trained, seconds=clock.lap(), collected=collected
+            )
+        )
+
+    def validated(self, step, result) -> None:
+        raise NotImplementedError

@@ -17,7 +17,7 @@ MARK = "MEGATRON_GRPO_TEST_RUN"
 class LiveRun:
     """One `megatron-grpo train` in a process group of its own. A context manager: nothing survives the block."""
 
-    def __init__(self, recipe, log_dir, *overrides):
+    def __init__(self, recipe, log_dir, *overrides, start_folder=REPOSITORY):
         self.log_dir = Path(log_dir)
         self.mark = uuid.uuid4().hex
         self.output_path = self.log_dir.with_suffix(".out")
@@ -25,7 +25,7 @@ class LiveRun:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "megatron_grpo", "train", str(recipe), f"logger.log_dir={log_dir}", *overrides],
-            cwd=REPOSITORY,
+            cwd=start_folder,
             env=environment | {MARK: self.mark, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=self._output,

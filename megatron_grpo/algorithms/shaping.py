@@ -1,12 +1,20 @@
-"""Rewards rewritten per group before the advantages: a linear scaling and a soft penalty for overlong answers."""
+"""Rewards of a group rewritten before the advantages: a linear scaling and a soft penalty for overlong answers.
+
+Pure, per group, the same in sync and async. `config.rules` refuses ranges that make no sense.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from ..errors import ConfigError
+
+class RewardTransform(Protocol):
+    def apply(self, rewards: np.ndarray, response_lengths: np.ndarray) -> np.ndarray:
+        """Rewards float64 [G] of responses with these token counts [G] -> [G]."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,16 +27,11 @@ class RewardScaling:
     target_max: float
 
     def __post_init__(self) -> None:
-        if not self.source_min < self.source_max:
-            raise ConfigError(
-                f"grpo.reward_scaling.source_min {self.source_min} must be below source_max {self.source_max}"
-            )
+        assert self.source_min < self.source_max, f"empty source range {self.source_min} .. {self.source_max}"
 
-    def apply(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards [G] -> [G]."""
-        share = (np.clip(rewards, self.source_min, self.source_max) - self.source_min) / (
-            self.source_max - self.source_min
-        )
+    def apply(self, rewards: np.ndarray, response_lengths: np.ndarray) -> np.ndarray:
+        width = self.source_max - self.source_min
+        share = (np.clip(rewards, self.source_min, self.source_max) - self.source_min) / width
         return self.target_min + share * (self.target_max - self.target_min)
 
 
@@ -45,13 +48,8 @@ class OverlongPenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.buffer_length <= self.max_response_length:
-            raise ConfigError(
-                f"grpo.reward_shaping.overlong_buffer_length {self.buffer_length} must be between 1 and "
-                f"max_response_length {self.max_response_length}"
-            )
+        assert 0 < self.buffer_length <= self.max_response_length, (self.buffer_length, self.max_response_length)
 
     def apply(self, rewards: np.ndarray, response_lengths: np.ndarray) -> np.ndarray:
-        """Rewards [G] of responses with these token counts [G] -> [G]."""
         beyond = response_lengths - (self.max_response_length - self.buffer_length)
         return rewards - np.clip(beyond / self.buffer_length, 0.0, 1.0) * self.penalty

@@ -36,7 +36,7 @@ def _with_default(section: Values, key: str, value: Any) -> Values:
 
 
 def _policy(values: Values) -> Values:
-    """One update per step, log-probs in training micro-batches, the model's own tokenizer, vLLM on its own GPUs."""
+    """One update per step, log-probs in training micro-batches, the model's own tokenizer, only Megatron shares GPUs."""
     policy = _section(values, "policy")
     rows = _trajectories_per_step(_section(values, "grpo"))
     if rows is not None:
@@ -48,7 +48,7 @@ def _policy(values: Values) -> Values:
         policy["tokenizer"] = _with_default(_section(policy, "tokenizer"), "name", own)
     generation = _section(policy, "generation")
     if isinstance(policy.get("generation", {}), Mapping) and isinstance(generation.get("colocated", {}), Mapping):
-        shares = generation.get("backend", "megatron") != "vllm"
+        shares = generation.get("backend", "megatron") == "megatron"
         colocated = _with_default(_section(generation, "colocated"), "enabled", shares)
         policy["generation"] = {**generation, "colocated": colocated}
     return policy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .dependent import SCRATCH
+from .rule_modes import SHIPPED_BACKENDS
 from .schema import Recipe
 from .unsupported import foreign_backend, table
 
@@ -76,6 +77,8 @@ def _inert_in_policy(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if policy.model_name != SCRATCH:
         yield "policy.model_config", f"policy.model_name is {policy.model_name}"
         yield "policy.model_init", f"policy.model_name is {policy.model_name}"
+    if policy.generation.backend in SHIPPED_BACKENDS:
+        yield "policy.generation.backend_options", f"policy.generation.backend is {policy.generation.backend}"
     if policy.generation.colocated.enabled:
         yield "policy.generation.colocated.resources", "policy.generation.colocated.enabled is true"
     if not policy.sequence_packing.enabled:

@@ -138,6 +138,7 @@ class VllmConfig(Section):
 
 class Generation(Section):
     backend: Name = "megatron"
+    backend_options: dict[str, Any] | None = None  # handed to a backend of another package
     max_new_tokens: Count = 512
     temperature: Positive = 1.0
     top_p: PositiveFraction = 1.0

@@ -45,9 +45,9 @@ def dual_clip_is_above_one(recipe: Recipe, _: Facts) -> Iterator[str]:
 
 def overlong_buffer_fits_the_response(recipe: Recipe, _: Facts) -> Iterator[str]:
     shaping = recipe.grpo.reward_shaping
-    if shaping.enabled and shaping.overlong_buffer_length > shaping.max_response_length:
+    if shaping.enabled and not 1 <= shaping.overlong_buffer_length <= shaping.max_response_length:
         yield (
-            f"grpo.reward_shaping.overlong_buffer_length = {shaping.overlong_buffer_length} exceeds "
+            f"grpo.reward_shaping.overlong_buffer_length = {shaping.overlong_buffer_length} is not between 1 and "
             f"grpo.reward_shaping.max_response_length = {shaping.max_response_length}"
         )
 

@@ -70,10 +70,13 @@ def expert_parallel_divides_training_gpus(recipe: Recipe, _: Facts) -> Iterator[
 
 def generation_parallel_divides_its_gpus(recipe: Recipe, _: Facts) -> Iterator[str]:
     gpus, sizes = generation_gpus(recipe), generation_sizes(recipe)
+    where = f"{RESOURCES}.num_nodes, gpus_per_node"
+    if gpus == 0 and sizes.model_parallel != train_sizes(recipe).model_parallel:
+        gpus, where = train_gpus(recipe), "colocated: those that train"
     if gpus > 0 and gpus % sizes.model_parallel:
         yield (
             f"{_generation_tp_key(recipe)} = {sizes.model_parallel} does not divide the {gpus} GPUs that generate "
-            f"({RESOURCES}.num_nodes, gpus_per_node)"
+            f"({where})"
         )
 
 

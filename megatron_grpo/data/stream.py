@@ -6,6 +6,9 @@ An epoch covers all R rows in a fresh order; its first floor(R/P) x P positions 
 (drop_last): a spare position is jumped over, settled as dropped, unless a prompt dropped by a failure is owed a
 replacement. A debt that the spares of one epoch cannot pay is carried to the next; the order simply goes on
 meanwhile. Example, R = 10, P = 4: ordinals 0-7 are epoch 0, 8-9 its spares, 10-17 epoch 1.
+
+A prompt that was filtered out (dynamic sampling) is owed nothing (`replace=False`): it had its turn, and rows are
+what the filter spends. The order goes on, so that epochs pass sooner and the run may end before its last step.
 """
 
 from __future__ import annotations
@@ -23,13 +26,6 @@ from ..types import FrontierState, Problem, Prompt
 from .frontier import Frontier
 
 log = logging.getLogger(__name__)
-
-
-def num_steps(max_num_steps: int, num_epochs: int | None, num_rows: int, num_prompts_per_step: int) -> int:
-    """The steps of a run; `num_epochs` None: the data is repeated for ever."""
-    if num_epochs is None:
-        return max_num_steps
-    return min(max_num_steps, num_epochs * (num_rows // num_prompts_per_step))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,9 @@ Knows types and errors only; never how a step is computed. TensorBoard and wandb
 """
 
 from .clock import Stopwatch
+from .fresh import fresh_error
 from .step import StepMetrics, group_metrics, step_metrics
+from .tally import Tally
 from .values import Max, Mean, Metric, Sum, merge, to_floats
 from .writer import MetricsWriter
 
@@ -16,6 +18,8 @@ __all__ = [
     "StepMetrics",
     "Stopwatch",
     "Sum",
+    "Tally",
+    "fresh_error",
     "group_metrics",
     "merge",
     "step_metrics",

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -38,7 +39,7 @@ class MetricsWriter:
         self.log_dir = Path(log_dir)
         # wandb first: a missing package is refused before any file of an earlier run is touched.
         self._sinks: list[Sink] = [] if wandb is None else [WandbSink(self.log_dir, wandb)]
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        _make(self.log_dir)
         self._sinks.append(JsonLinesSink(self.log_dir / "metrics.jsonl", start_step=start_step))
         if tensorboard:
             self._sinks.append(TensorBoardSink(self.log_dir / "tensorboard", start_step=start_step))
@@ -59,7 +60,9 @@ class MetricsWriter:
 
 
 class JsonLinesSink:
-    """One JSON object per line: `step`, then the metrics by name. Strict JSON: NaN and infinities are null."""
+    """One JSON object per line: `step`, the metrics by name, and `dropped` where prompts were given up: a list of
+    {"ordinal", "reason"}. Strict JSON: NaN and infinities are null.
+    """
 
     def __init__(self, path: Path, *, start_step: int):
         if path.exists() and start_step:
@@ -69,8 +72,11 @@ class JsonLinesSink:
         self._file = path.open("a")
 
     def write(self, metrics: StepMetrics) -> None:
-        numbers = {name: _json_number(value) for name, value in metrics.values.items()}
-        self._file.write(json.dumps({"step": metrics.num_finished_steps, **numbers}, allow_nan=False) + "\n")
+        record: dict[str, Any] = {"step": metrics.num_finished_steps}
+        record |= {name: _json_number(value) for name, value in metrics.values.items()}
+        if metrics.dropped:
+            record["dropped"] = [asdict(prompt) for prompt in metrics.dropped]
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -122,6 +128,13 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"logger.log_dir: {folder} cannot be written ({error.strerror}); name another") from error
 
 
 def _json_number(value: float) -> float | int | None:

@@ -4,7 +4,7 @@
 
 What it changes, and nothing else (each entry names the call that needs it):
 - attributes of `torch.cuda` (STAND_INS), which without a driver raise;
-- `torch.Tensor.pin_memory` (TENSOR_METHODS), the identity on a host without a GPU;
+- `torch.Tensor.pin_memory` and `.cuda` (TENSOR_METHODS), the identity on a host without a GPU;
 - string constants inside the Megatron functions listed in LITERALS: `device="cuda"` becomes `"cpu"`, the type name
   `"torch.cuda.FloatTensor"` becomes `"torch.FloatTensor"`;
 - the name `torch` inside the two inference modules that pin host memory (PINNING);

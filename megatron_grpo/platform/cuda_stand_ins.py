@@ -112,4 +112,6 @@ STAND_INS = {
 TENSOR_METHODS = {
     # DynamicInferenceContext with kv_cache_management_mode offload
     "pin_memory": _unchanged,
+    # DistributedOptimizer.get_parameter_state_dp_zero: moments gathered for a checkpoint
+    "cuda": _unchanged,
 }

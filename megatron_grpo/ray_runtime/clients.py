@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -13,8 +13,9 @@ import ray
 
 from ..batching.shard import gather_rows, shard_rollouts, shard_update
 from ..errors import RunFailed, WeightSyncFailed
-from ..interfaces import EngineCapabilities
+from ..interfaces import EngineCapabilities, Generator
 from ..types import (
+    Collected,
     Completion,
     RolloutBatch,
     Sampled,
@@ -26,6 +27,7 @@ from ..types import (
     TrajectoryGroup,
     ValidationResult,
 )
+from .calls import Call, Deadline, answers_within
 from .supervision import Named, answer
 
 log = logging.getLogger(__name__)
@@ -70,10 +72,11 @@ class RayGenerator:
 
 
 class RayEngine:
-    """`Engine` over all ranks of the Megatron engine."""
+    """`Engine` over all ranks of the Megatron engine. Each call ends within `deadline`, whatever becomes of a rank."""
 
-    def __init__(self, ranks: Sequence[Named], *, colocated: bool):
+    def __init__(self, ranks: Sequence[Named], *, colocated: bool, deadline: Deadline):
         self._ranks = ranks
+        self._deadline = deadline
         self.capabilities = EngineCapabilities(
             pauses_in_flight=True,
             must_drain=False,
@@ -82,38 +85,50 @@ class RayEngine:
             tracks_versions=True,
         )
 
+    async def _all(self, method: str, *args: Any) -> None:
+        await answers_within(self._deadline, [Call(actor=rank, method=method, args=args) for rank in self._ranks])
+
     async def set_version(self, version: int) -> None:
-        await all_answers(self._ranks, "set_version", version)
+        await self._all("set_version", version)
 
     async def pause(self) -> None:
-        await all_answers(self._ranks, "pause")
+        await self._all("pause")
 
     async def resume(self) -> None:
-        await all_answers(self._ranks, "resume")
+        await self._all("resume")
 
     async def sleep(self) -> None:
-        await all_answers(self._ranks, "sleep")
+        await self._all("sleep")
 
     async def wake(self) -> None:
-        await all_answers(self._ranks, "wake")
+        await self._all("wake")
 
 
 class RayWeightTransfer:
     """`WeightTransfer`: both sides enter together; either side's failure is the transfer's."""
 
-    def __init__(self, policy: Sequence[Named], generation: Sequence[Named]):
-        self._policy = policy
-        self._generation = generation
+    def __init__(self, policy: Sequence[Named], generation: Sequence[Named], *, deadline: Deadline):
+        self._deadline = deadline
+        self._calls = [Call(actor=rank, method="send_weights") for rank in policy]
+        self._calls += [Call(actor=rank, method="receive_weights") for rank in generation]
 
     async def transfer(self) -> None:
         try:
-            await asyncio.gather(
-                all_answers(self._policy, "send_weights"), all_answers(self._generation, "receive_weights")
-            )
+            await answers_within(self._deadline, self._calls)
         except WeightSyncFailed:
             raise
         except RunFailed as error:
             raise WeightSyncFailed(f"the weights did not reach the engine: {error}") from error
+
+
+class RayPolicyRanks:
+    """`backends.PolicyRanks` over the policy ranks."""
+
+    def __init__(self, ranks: Sequence[Named]):
+        self._ranks = ranks
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Sequence[Any]:
+        return await all_answers(self._ranks, "call_with_module", function, *args)
 
 
 class RayTrainer:
@@ -169,6 +184,10 @@ class RayCollector:
     async def _call(self, method: str, *args: Any) -> Any:
         return await answer(self._actor, getattr(self._actor.handle, method).remote(*args))
 
+    async def use_engine(self, generator: Generator, *, stamps_versions: bool) -> None:
+        """Before `collecting`: what generates, and whether it stamps its tokens."""
+        await answer(self._actor, self._actor.handle.use_engine.remote(generator, stamps_versions=stamps_versions))
+
     @asynccontextmanager
     async def collecting(self) -> AsyncIterator[None]:
         running = asyncio.ensure_future(self._run())
@@ -205,5 +224,5 @@ class RayCollector:
     async def evaluate(self) -> ValidationResult:
         return await self._call("evaluate")
 
-    async def counters(self) -> dict[str, float]:
-        return await self._call("counters")
+    async def collected(self) -> Collected:
+        return await self._call("collected")

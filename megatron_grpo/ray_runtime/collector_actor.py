@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import ray
 
@@ -12,13 +12,15 @@ from ..collector import TrajectoryCollector
 from ..config.derived import max_age
 from ..config.schema import Recipe
 from ..data.stream import PromptRow, PromptStream
-from ..interfaces import Tokenizer
+from ..interfaces import Generator, Tokenizer
+from ..rollout.environments import blocks_in_use
 from ..rollout.group import GroupRollout
 from ..rollout.rewards import RewardPool
-from ..types import Sampling, ValidationResult
+from ..rollout.transforms import admission, reward_transforms
+from ..types import Collected, Sampling, ValidationResult
 from ..validation import evaluate
 from .actors import Held, log_to_file
-from .clients import RayGenerator, RayReplay
+from .clients import RayReplay
 from .reward_worker import reward_worker_factory
 from .supervision import Named
 
@@ -44,10 +46,11 @@ class AsyncTrajectoryCollector(Held):
         self._spec = spec
         self._replay = RayReplay(replay)
         self._version = spec.start_version
-        blocks = {name: {"target": block.target, **block.options} for name, block in recipe.env.items()}
+        used = blocks_in_use(recipe.env, [*spec.train_rows, *spec.validation_rows])
+        blocks = {name: {"target": block.target, **block.options} for name, block in used.items()}
         self._rewards = RewardPool(
             reward_worker_factory(blocks, spec.log_dir),
-            {name: block.num_workers for name, block in recipe.env.items()},
+            {name: block.num_workers for name, block in used.items()},
             deadline_s=recipe.timeouts.reward,
         )
 
@@ -55,10 +58,10 @@ class AsyncTrajectoryCollector(Held):
         """Start the reward workers."""
         await self._rewards.open()
 
-    async def use_engine(self, generator: Named) -> None:
-        """Get ready to collect with this engine."""
+    async def use_engine(self, generator: Generator, *, stamps_versions: bool) -> None:
+        """Get ready to collect with this engine; `stamps_versions`: see `EngineCapabilities.tracks_versions`."""
         spec, recipe = self._spec, self._spec.recipe
-        self._generator = RayGenerator(generator)
+        self._generator = generator
         self._rollout = GroupRollout(
             self._generator,
             self._rewards,
@@ -66,6 +69,8 @@ class AsyncTrajectoryCollector(Held):
             training_sampling(recipe),
             recipe.grpo.num_generations_per_prompt,
             overlong_filtering=recipe.grpo.overlong_filtering,
+            transforms=reward_transforms(recipe.grpo),
+            engine_stamps_versions=stamps_versions,
         )
         self._collector = TrajectoryCollector(
             prompts=PromptStream(
@@ -82,6 +87,7 @@ class AsyncTrajectoryCollector(Held):
             num_steps=spec.num_steps,
             max_failures=recipe.grpo.async_grpo.max_generation_failures,
             group_timeout_s=recipe.timeouts.group,
+            admission=admission(recipe.grpo),
             start_version=spec.start_version,
         )
 
@@ -124,9 +130,9 @@ class AsyncTrajectoryCollector(Held):
             self._version,
         )
 
-    async def counters(self) -> dict[str, float]:
-        counted = asdict(self._rollout.take_counts())
-        return await self._collector.counters() | {name: float(value) for name, value in counted.items()}
+    async def collected(self) -> Collected:
+        collected, counts = await self._collector.collected(), asdict(self._rollout.take_counts())
+        return replace(collected, counters={**collected.counters, **counts})
 
 
 def training_sampling(recipe: Recipe) -> Sampling:

@@ -7,20 +7,24 @@ hang. `generate` and `hold` stay on the actor's event loop, so requests run on w
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import ray
 
 from ..config.schema import Recipe
-from ..layout import World
+from ..layout import Layout, World
 from ..types import Completion, RolloutBatch, Sampling, SupervisedBatch, TrainBatch, TrainResult
 from ..weight_sync.seat import Seat
 from .actors import Held, log_to_file
+from .ports import free_port
+
+if TYPE_CHECKING:
+    from ..weight_sync.second_model import SecondModel
+    from ..weight_sync.transfer import WeightTransfer
 
 Role = Literal["policy", "generation", "colocated"]
 
@@ -60,6 +64,8 @@ class MegatronWorker(Held):
         self._spec = spec
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron")
         self._engine_started = asyncio.Event()
+        self._transfer: WeightTransfer | None = None
+        self._second_model: SecondModel | None = None  # colocated, and the engine is cut in its own way
 
     async def _run(self, function: Callable, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
@@ -67,10 +73,7 @@ class MegatronWorker(Held):
     # ---- start-up
 
     async def free_address(self) -> Address:
-        host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return Address(host=host, port=probe.getsockname()[1])
+        return Address(host=ray.util.get_node_ip_address(), port=free_port())
 
     async def build(self, rendezvous: Address) -> None:
         """Join the world of this role and build the model (and optimizer, where it trains)."""
@@ -94,12 +97,15 @@ class MegatronWorker(Held):
             self._module = self._policy.module
 
     async def join_transfer_group(self, seat: Seat) -> None:
-        """Join trainer and generation worlds by one group; collective over both."""
+        """Join trainer and generation worlds by one group; collective over both. Again after a failed transfer."""
         await self._run(self._join_transfer_group, seat)
 
     def _join_transfer_group(self, seat: Seat) -> None:
         from ..weight_sync.transfer import WeightTransfer
 
+        if self._transfer is not None:
+            self._transfer.rejoin(seat)
+            return
         self._transfer = WeightTransfer(
             self._module, seat, backend=self._accelerator.backend, timeout_s=self._spec.recipe.timeouts.refit
         )
@@ -112,12 +118,30 @@ class MegatronWorker(Held):
     def _start_engine(self) -> None:
         from ..engines.megatron.inference import MegatronGeneration
 
-        spec = self._spec
+        spec, world, module = self._spec, Layout.from_recipe(self._spec.recipe).engine, self._module
         if spec.role == "colocated":
-            self._policy.enter_generation()
+            if world != spec.world:
+                module = self._build_second_model(world)
+            self._enter_generation()
         self._generation = MegatronGeneration(
-            self._module, spec.recipe, spec.world, spec.rank, vocab_size=spec.vocab_size, eos_id=spec.eos_id
+            module, spec.recipe, world, spec.rank, vocab_size=spec.vocab_size, eos_id=spec.eos_id
         )
+
+    def _build_second_model(self, world: World) -> Any:
+        from ..engines.megatron import build
+        from ..weight_sync.second_model import SecondModel
+
+        spec, accelerator = self._spec, self._accelerator
+        module = build.second_module(spec.recipe, world, spec.vocab_size, accelerator)
+        self._second_model = SecondModel(
+            self._module, module, backend=accelerator.backend, timeout_s=spec.recipe.timeouts.refit
+        )
+        return module
+
+    def _enter_generation(self) -> None:
+        self._policy.enter_generation()
+        if self._second_model is not None:
+            self._second_model.refresh()
 
     async def hold(self) -> None:
         """Ends only with the engine's failure (or the process)."""
@@ -146,6 +170,10 @@ class MegatronWorker(Held):
 
     async def send_weights(self) -> None:
         await self._run(self._transfer.send)
+
+    async def call_with_module(self, function: Callable, *args: Any) -> Any:
+        """For generation backends of other packages: they take the weights themselves."""
+        return await self._run(function, self._module, *args)
 
     # ---- engine
 
@@ -178,6 +206,6 @@ class MegatronWorker(Held):
     async def wake(self) -> None:
         """Colocated: the engine takes the model back. An engine that is awake stays so."""
         if self._asleep:
-            await self._run(self._policy.enter_generation)
+            await self._run(self._enter_generation)
             await self._generation.wake()
             self._asleep = False

@@ -63,10 +63,21 @@ class WorkerFactory:
 
 
 async def start_workers(
-    recipe: Recipe, layout: Layout, tokenizer: Tokenizer, log_dir: str, supervisor: Supervisor, *, use_gpus: bool
+    recipe: Recipe,
+    layout: Layout,
+    tokenizer: Tokenizer,
+    log_dir: str,
+    supervisor: Supervisor,
+    *,
+    use_gpus: bool,
+    with_engine: bool,
 ) -> Workers:
-    """All ranks with their models built and, when disjoint, joined by the transfer group. Engines are not running."""
-    num_workers = layout.train.size + (layout.generation.size if layout.generation else 0)
+    """All ranks with their models built and, when disjoint, joined by the transfer group. Engines are not running.
+
+    `with_engine` false: another package generates, only policy ranks are started.
+    """
+    own_world = layout.generation if with_engine else None
+    num_workers = layout.train.size + (own_world.size if own_world else 0)
     factory = WorkerFactory(
         recipe=recipe,
         tokenizer=tokenizer,
@@ -74,12 +85,15 @@ async def start_workers(
         supervisor=supervisor,
         placement=reserve(num_workers, use_gpus=use_gpus, timeout_s=recipe.timeouts.actor_start),
     )
-    if layout.generation is None:
+    if not with_engine:
+        policy, generation = factory.world(layout.train, "policy", 0), ()
+        await _build(policy)
+    elif own_world is None:
         policy = generation = factory.world(layout.train, "colocated", 0)
         await _build(policy)
     else:
         policy = factory.world(layout.train, "policy", 0)
-        generation = factory.world(layout.generation, "generation", layout.train.size)
+        generation = factory.world(own_world, "generation", layout.train.size)
         await asyncio.gather(_build(policy), _build(generation))
         await _join_transfer_group(policy, generation)
     return Workers(policy=policy, generation=generation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from ..errors import MegatronGrpoError, RunFailed
 
 log = logging.getLogger(__name__)
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Ray colours its tracebacks, also for files
 _GRACE_S = 5.0  # how long a failed call waits for the supervisor to learn the deeper cause
 
 
@@ -39,6 +41,8 @@ def plain_error(name: str, error: BaseException) -> BaseException:
             return cause
         return RunFailed(f"{name} failed: {error}")
     if isinstance(error, RayActorError):
+        if error.actor_init_failed:  # its constructor raised: the traceback is the message
+            return RunFailed(f"{name} could not start: {_COLOURS.sub('', str(error))}")
         return RunFailed(f"{name} died: {_first_line(error)}")
     return error
 

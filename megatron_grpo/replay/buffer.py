@@ -19,7 +19,7 @@ from ..errors import DeadlineExceeded, EndOfData, ReplayClosed
 from ..types import Sampled, TrajectoryGroup
 from .restore import Restored, clean_restored
 from .shelves import Shelves
-from .staleness import can_serve
+from .staleness import assert_young_enough, can_serve
 
 log = logging.getLogger(__name__)
 
@@ -134,10 +134,7 @@ class ReplayBuffer:
             return None
         groups = self._shelves.groups(target_step)[:num_prompts]
         for group in groups:
-            assert can_serve(group.generation_version, target_step, max_age), (
-                f"prompt {group.ordinal}: version {group.generation_version} cannot serve step {target_step}, "
-                f"the largest age is {max_age}"
-            )
+            assert_young_enough(group, target_step, max_age)
         self._shelves.remove(groups)
         self._last_sampled = max(self._last_sampled, target_step)
         evicted, self._evicted = tuple(self._evicted), []

@@ -6,6 +6,8 @@ before step s. Synchronous GRPO is A = 0: the window is the one step {v}.
 
 from __future__ import annotations
 
+from ..types import TrajectoryGroup
+
 
 def open_targets(version: int, last_sampled: int, max_age: int, num_steps: int) -> range:
     """The steps that groups started with `version` may be reserved for, nearest first.
@@ -22,3 +24,18 @@ def can_serve(generation_version: int, target_step: int, max_age: int) -> bool:
     Example, A = 1: version 10 serves the steps 10 and 11, and is too old for 12.
     """
     return max(0, target_step - max_age) <= generation_version <= target_step
+
+
+def assert_young_enough(group: TrajectoryGroup, target_step: int, max_age: int) -> None:
+    """The age bound, where the trainer consumes: no token older than it, none from the step's future.
+
+    The group's own version counts too: it is never younger than its oldest token.
+    """
+    stamps = [trajectory.token_versions[trajectory.loss_mask] for trajectory in group.trajectories]
+    oldest = min((int(versions.min()) for versions in stamps if len(versions)), default=group.generation_version)
+    newest = max((int(versions.max()) for versions in stamps if len(versions)), default=group.generation_version)
+    oldest = min(oldest, group.generation_version)
+    assert can_serve(oldest, target_step, max_age) and newest <= target_step, (
+        f"prompt {group.ordinal}: tokens of versions {oldest} to {newest} cannot serve step {target_step}, "
+        f"the largest age is {max_age}"
+    )

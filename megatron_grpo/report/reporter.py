@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ..metrics import MetricsWriter, StepMetrics, Stopwatch, step_metrics
 from ..metrics.step import AGE, LOSS, REWARD, TOKENS_PER_S, WAITED
-from ..types import Sampled, TrainResult, ValidationResult
+from ..types import Collected, Sampled, ScoredBatch, TrainResult, ValidationResult
 from .progress import Display, StepFacts
 from .summary import RunHistory
 
@@ -34,11 +34,20 @@ class RunReporter:
         self._elapsed_s = 0.0  # of the steps of this run and the validations between them
 
     def step(
-        self, step: int, sampled: Sampled, trained: TrainResult, counters: Mapping[str, float], clock: Stopwatch
+        self,
+        step: int,
+        *,
+        sampled: Sampled,
+        scored: ScoredBatch,
+        trained: TrainResult,
+        collected: Collected,
+        clock: Stopwatch,
     ) -> None:
         """Report the 0-based `step`; reads the lap of `clock`."""
         seconds = clock.lap()
-        record = step_metrics(step=step, sampled=sampled, trained=trained, seconds=seconds, counters=counters)
+        record = step_metrics(
+            step=step, sampled=sampled, scored=scored, trained=trained, seconds=seconds, collected=collected
+        )
         self._history.rewards.append(record.values[REWARD])
         self._history.spent(seconds)
         self._elapsed_s += sum(seconds.values())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ..types import Trajectory, TrajectoryGroup
+from ..replay.admission import lesson_missing
+from ..types import TrajectoryGroup
 
 OVERLONG, BAD_REWARD = "overlong", "bad_reward"  # values of Trajectory.masked_because
 
@@ -17,7 +17,7 @@ class RolloutCounts:
     num_bad_rewards: int = 0  # NaN, inf or None from the environment
     num_overlong: int = 0  # masked because they were cut off at their length
     num_empty_completions: int = 0
-    num_zero_variance_groups: int = 0  # nothing to learn from: all rewards that train are equal
+    num_zero_variance_groups: int = 0  # nothing to learn from: all rewards that train are equal, or none trains
     max_generated_tokens: int = 0  # of one trajectory
 
     def __add__(self, other: RolloutCounts) -> RolloutCounts:
@@ -36,10 +36,6 @@ def count_group(group: TrajectoryGroup) -> RolloutCounts:
         num_bad_rewards=masks.count(BAD_REWARD),
         num_overlong=masks.count(OVERLONG),
         num_empty_completions=lengths.count(0),
-        num_zero_variance_groups=int(_has_zero_variance(trajectories)),
+        num_zero_variance_groups=int(lesson_missing(group) is not None),
         max_generated_tokens=max(lengths, default=0),
     )
-
-
-def _has_zero_variance(trajectories: Sequence[Trajectory]) -> bool:
-    return len({trajectory.reward for trajectory in trajectories if trajectory.masked_because is None}) <= 1

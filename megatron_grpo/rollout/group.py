@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from ..algorithms.shaping import RewardTransform
 from ..interfaces import Generator, Tokenizer
 from ..types import Completion, Prompt, Sampling, Trajectory, TrajectoryGroup
 from .completions import check_completions, response_text
@@ -27,7 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class GroupRollout:
-    """Implements `interfaces.Rollout`. `overlong_filtering` masks completions that were cut off at their length."""
+    """Implements `interfaces.Rollout`. `overlong_filtering` masks completions that were cut off at their length;
+    `transforms` rewrite the usable rewards, in order. Where `engine_stamps_versions` is false every token counts as old
+    as its group: its start is all that is known.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,8 @@ class GroupRollout:
         num_generations: int,
         *,
         overlong_filtering: bool = False,
+        transforms: Sequence[RewardTransform] = (),
+        engine_stamps_versions: bool = True,
     ):
         self._generator = generator
         self._rewards = rewards
@@ -45,6 +52,8 @@ class GroupRollout:
         self._sampling = sampling
         self._num_generations = num_generations
         self._overlong_filtering = overlong_filtering
+        self._transforms = tuple(transforms)
+        self._engine_stamps_versions = engine_stamps_versions
         self._num_generating = 0
         self._drained = asyncio.Event()
         self._drained.set()
@@ -55,8 +64,12 @@ class GroupRollout:
         """Raises BadCompletion, RewardFailed, or what the engine raised; nothing is counted for a failed group."""
         with self._generating():
             completions = await self._generate(prompt, target_step)
+        if not self._engine_stamps_versions:
+            completions = [_stamped(completion, generation_version) for completion in completions]
         responses = [response_text(completion, self._tokenizer, self._sampling) for completion in completions]
         rewards = await self._rewards.score(prompt.env_name, prompt.problem, responses)
+        _log_unusable(prompt, rewards)
+        rewards = self._transformed(rewards, completions)
         trajectories = tuple(
             self._trajectory(prompt, completion, reward)
             for completion, reward in zip(completions, rewards, strict=True)
@@ -68,7 +81,6 @@ class GroupRollout:
             generation_version=_oldest_version(generation_version, completions),
             target_step=target_step,
         )
-        _log_unusable(prompt, rewards)
         self._counts += count_group(group)
         return group
 
@@ -105,6 +117,16 @@ class GroupRollout:
         check_completions(completions, self._num_generations, f"prompt {prompt.ordinal}")
         return completions
 
+    def _transformed(self, rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[Reward]:
+        values = np.array([reward.value for reward in rewards], np.float64)
+        lengths = np.array([len(completion.token_ids) for completion in completions])
+        for transform in self._transforms:
+            values = transform.apply(values, lengths)
+        return [
+            reward if reward.unusable is not None else Reward(value=float(value))
+            for reward, value in zip(rewards, values, strict=True)
+        ]
+
     def _trajectory(self, prompt: Prompt, completion: Completion, reward: Reward) -> Trajectory:
         num_prompt, num_new = len(prompt.token_ids), len(completion.token_ids)
         return Trajectory(
@@ -123,6 +145,10 @@ class GroupRollout:
         if self._overlong_filtering and completion.finish_reason == "length":
             return OVERLONG
         return None
+
+
+def _stamped(completion: Completion, version: int) -> Completion:
+    return dataclasses.replace(completion, token_versions=np.full(len(completion.token_ids), version, np.int32))
 
 
 def _oldest_version(generation_version: int, completions: Sequence[Completion]) -> int:

@@ -25,7 +25,7 @@ class Message:
 
 
 class HostCopy(CopyService):
-    """Use once per transfer: submit everything, then `run`. The two worlds share no rank, so no copy is local."""
+    """Use once per transfer: submit everything, then `run`. What a rank sends to itself stays on its device."""
 
     def __init__(self, group: dist.ProcessGroup):
         super().__init__(group=group)
@@ -43,8 +43,8 @@ class HostCopy(CopyService):
     def run(self) -> None:
         """Exchange all messages; raises RuntimeError when the group's time-out passes or a peer is gone."""
         # gloo matches the messages of a pair of ranks by their order: the order of tasks, on both ends.
-        sends = sorted(self._sends, key=lambda message: message.task)
-        receives = sorted(self._receives, key=lambda message: message.task)
+        sends = self._to_others(self._sends)
+        receives = self._to_others(self._receives)
         arrived = [torch.empty(message.tensor.shape, dtype=message.tensor.dtype) for message in receives]
         outgoing = [message.tensor.to("cpu").contiguous() for message in sends]
         works = [self.group.recv([buffer], message.peer, 0) for buffer, message in zip(arrived, receives, strict=True)]
@@ -53,3 +53,13 @@ class HostCopy(CopyService):
             work.wait()
         for buffer, message in zip(arrived, receives, strict=True):
             message.tensor.copy_(buffer)
+        self._copy_own()
+
+    def _to_others(self, messages: list[Message]) -> list[Message]:
+        return sorted((one for one in messages if one.peer != self.rank), key=lambda message: message.task)
+
+    def _copy_own(self) -> None:
+        sent = {message.task: message.tensor for message in self._sends if message.peer == self.rank}
+        for message in self._receives:
+            if message.peer == self.rank:
+                message.tensor.copy_(sent[message.task])

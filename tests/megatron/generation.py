@@ -57,11 +57,12 @@ def build_module(seat: Seat, config: Recipe, *, sharpen: float = 8.0):
     return module.eval()
 
 
-def build_engine(seat: Seat, config: Recipe, **model: Any):
+def build_engine(seat: Seat, config: Recipe, *, eos_id: int = EOS, **model: Any):
+    """`eos_id=VOCAB` names a padding row, which is never sampled: every request runs to its last token."""
     from megatron_grpo.engines.megatron.inference import MegatronGeneration
 
     module = build_module(seat, config, **model)
-    engine = MegatronGeneration(module, config, seat.world, seat.rank, vocab_size=VOCAB, eos_id=EOS)
+    engine = MegatronGeneration(module, config, seat.world, seat.rank, vocab_size=VOCAB, eos_id=eos_id)
     return module, engine
 
 
@@ -92,6 +93,11 @@ def full_logits(module, tokens: Sequence[int]) -> torch.Tensor:
 
 def reference_logprobs(module, prompt: Sequence[int], generated: Sequence[int], temperature: float = 1.0) -> np.ndarray:
     logits = full_logits(module, [*prompt, *generated]) / temperature
+    return chosen_logprobs(logits, prompt, generated)
+
+
+def chosen_logprobs(logits: torch.Tensor, prompt: Sequence[int], generated: Sequence[int]) -> np.ndarray:
+    """Log-probs of the generated tokens from the logits [T, V] of the whole sequence."""
     rows = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
     return rows.gather(1, torch.as_tensor(np.asarray(generated), dtype=torch.long)[:, None])[:, 0].numpy()
 
@@ -104,3 +110,32 @@ def greedy_loop(module, prompt: Sequence[int], num_tokens: int) -> list[int]:
         if tokens[-1] == EOS:
             break
     return tokens[len(prompt) :]
+
+
+KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]  # per attention layer, [T, 1, heads, dim] each
+
+
+def logits_with_old_keys(
+    module, tokens: Sequence[int], old: KeysAndValues, num_old: int
+) -> tuple[torch.Tensor, KeysAndValues]:
+    """`full_logits` with the keys and values of the first `num_old` positions replaced; also those then in use."""
+    used: KeysAndValues = []
+
+    def replace(layer, args, kwargs):
+        query, key, value, *rest = args
+        if num_old:
+            old_key, old_value = old[len(used)]
+            key = torch.cat((old_key[:num_old], key[num_old:]))
+            value = torch.cat((old_value[:num_old], value[num_old:]))
+        used.append((key, value))
+        return (query, key, value, *rest), kwargs
+
+    attention = [layer for name, layer in module.named_modules() if name.endswith(".core_attention")]
+    hooks = [layer.register_forward_pre_hook(replace, with_kwargs=True) for layer in attention]
+    try:
+        logits = full_logits(module, tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(used) == len(attention) > 0
+    return logits, used

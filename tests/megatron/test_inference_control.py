@@ -82,45 +82,6 @@ def test_new_weights_and_versions_show_in_the_next_request(tp):
         assert versions == [[0], [5], [6]]
 
 
-def mid_request(seat, config):
-    """Change the weights while a request runs; report errors of the tokens before the change and of the first after."""
-    module, engine = g.build_engine(seat, config, sharpen=0.5)
-    old = {name: p.detach().clone() for name, p in module.named_parameters()}
-
-    async def scenario():
-        sampling = Sampling(max_new_tokens=80)
-        task = asyncio.create_task(
-            engine.generate(PROMPT, num_generations=1, sampling=sampling, request_id="one")
-        )
-        while not engine._engine.requests or engine._engine.get_request(0).generated_tokens[20:] == []:
-            await asyncio.sleep(0.001)
-        await engine.pause()
-        known = len(engine._engine.get_request(0).generated_tokens)
-        change_weights(module)
-        await engine.set_version(9)
-        await engine.resume()
-        return known, (await task)[0]
-
-    known, completion = asyncio.run(scenario())
-    after = g.reference_logprobs(module, PROMPT, completion.token_ids)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(old[name])
-    before = g.reference_logprobs(module, PROMPT, completion.token_ids)
-    engine.close()
-    return known, completion.token_versions.tolist(), completion.logprobs, before, after
-
-
-def test_versions_of_a_request_change_exactly_where_its_weights_did():
-    known, versions, got, before, after = run_world(mid_request, g.recipe())[0]
-    assert 20 < known < 80
-    assert versions == [0] * known + [9] * (len(versions) - known)
-    assert np.abs(got - before)[:known].max() <= 1e-5
-    # Token `known` is the first that new weights produced (its keys are old ones: neither reference is exact).
-    assert np.abs(got - before)[known] > 1e-4
-    assert np.abs(got - after)[:known].max() > 1e-4
-
-
 def version_without_a_pause(seat, config):
     _, engine = g.build_engine(seat, config, sharpen=0.5)
 
@@ -187,36 +148,6 @@ def test_the_module_trains_while_the_engine_sleeps(tp):
         assert facts["first"] <= 1e-5 and facts["second"] <= 1e-5
         assert not facts["inference mode asleep"] and not facts["training after wake"] and not facts["answered asleep"]
         assert facts["has gradient"]
-
-
-def stale_prefixes(seat, config):
-    """A request with the prompt runs on while weights change; a second one with that prompt must not use its keys."""
-    module, engine = g.build_engine(seat, config, sharpen=2.0)
-    prompt = [(5 * i) % 41 for i in range(50)]
-
-    async def scenario():
-        long = Sampling(max_new_tokens=40)
-        first = asyncio.create_task(engine.generate(prompt, num_generations=2, sampling=long, request_id="one"))
-        while not engine._engine.requests or not engine._engine.get_request(0).generated_tokens:
-            await asyncio.sleep(0.001)
-        await engine.pause()
-        change_weights(module, scale=0.5)
-        await engine.resume()
-        second = await engine.generate(prompt, num_generations=1, sampling=Sampling(max_new_tokens=4), request_id="two")
-        running = engine.num_running
-        await first
-        return running, second[0]
-
-    running, completion = asyncio.run(scenario())
-    expected = g.reference_logprobs(module, prompt, completion.token_ids)
-    engine.close()
-    return running, float(np.abs(expected - completion.logprobs).max())
-
-
-def test_cached_prefixes_of_old_weights_are_never_reused():
-    running, error = run_world(stale_prefixes, g.recipe(enable_prefix_caching=True, max_model_len=96))[0]
-    assert running == 2, "the first request had ended: this case shows nothing"
-    assert error <= 1e-5
 
 
 def dying(seat, config):

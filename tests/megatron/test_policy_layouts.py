@@ -68,12 +68,12 @@ def merged(parts: list[dict[str, tuple[np.ndarray, int | None]]]) -> dict[str, n
 def score_and_differentiate(seat, recipe, rollouts, update):
     policy = build_policy(seat, recipe)
     scored = policy.score(own_rollouts(seat, rollouts))
-    policy._optimizer.zero_grad()
+    policy.optimizer.zero_grad()
     sums = policy._gradients(own_rows(seat, update))
     means = policy._means([sums])
     gradients = full_gradients(policy)
-    policy._optimizer.adam.prepare_grads()
-    norm = float(policy._optimizer.adam.get_grad_norm())
+    policy.optimizer.adam.prepare_grads()
+    norm = float(policy.optimizer.adam.get_grad_norm())
     policy.close()
     return scored.old_logprobs, gradients, means, norm
 

@@ -137,8 +137,8 @@ def warm_start(seat, recipe, batch):
     policy = build_policy(seat, recipe)
     losses = policy.warm_start([batch] * 25, lr=5e-3)
     policy.finish_warm_start()
-    moments = [state for state in policy._optimizer.adam.chained_optimizers[0].optimizer.state.values() if state]
-    return losses, policy._optimizer.learning_rate, len(moments)
+    moments = [state for state in policy.optimizer.adam.chained_optimizers[0].optimizer.state.values() if state]
+    return losses, policy.optimizer.learning_rate, len(moments)
 
 
 def test_the_loss_falls_in_the_warm_start_and_reinforcement_learning_starts_afresh():

@@ -80,12 +80,16 @@ def run_world(
     size: int = 1,
     tp: int = 1,
     sequence_parallel: bool = False,
+    world: World | None = None,
     timeout_s: float = 60.0,
 ) -> list[Any]:
-    """`function(seat, *args)` on every rank; results in rank order (they travel pickled). Raises WorldFailed."""
+    """`function(seat, *args)` on every rank; results in rank order (they travel pickled). Raises WorldFailed.
+
+    `world` instead of the sizes gives any other cut.
+    """
     preload()
-    world, address = small_world(size, tp, sequence_parallel), free_address()
-    seats = [Seat(world=world, rank=rank, rendezvous=address) for rank in range(size)]
+    world, address = world or small_world(size, tp, sequence_parallel), free_address()
+    seats = [Seat(world=world, rank=rank, rendezvous=address) for rank in range(world.size)]
     fork = multiprocessing.get_context("fork")
     ends, processes = [], []
     try:

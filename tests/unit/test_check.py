@@ -42,6 +42,17 @@ def test_a_valid_recipe_is_shown_with_layout_and_arithmetic(write, capsys):
         assert text in out
 
 
+def test_an_engine_with_a_model_of_its_own_is_shown(write, capsys):
+    sizes = {
+        "cluster.gpus_per_node": 2,
+        "policy.megatron_cfg.tensor_model_parallel_size": 2,
+        "policy.generation.mcore_generation_config.tensor_model_parallel_size": 1,
+    }
+    assert run_check(write(sizes)) == 0
+    out = capsys.readouterr().out
+    assert "colocated) with a model of its own" in out and "generation: 2 rank(s), TP 1" in out
+
+
 def test_the_shown_recipe_is_a_recipe(write, capsys):
     run_check(write())
     text = capsys.readouterr().out.split("resolved recipe\n")[1].split("\nlayout")[0]

@@ -1,71 +1,14 @@
+"""When groups start, wait, fail and end; stream and buffer are real."""
+
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 
 import pytest
 
-from megatron_grpo.collector import TrajectoryCollector
-from megatron_grpo.data.stream import PromptRow, PromptStream
 from megatron_grpo.errors import EndOfData, GenerationFailed, ReplayClosed
-from megatron_grpo.replay.buffer import ReplayBuffer
-from megatron_grpo.types import Problem
+from megatron_grpo.types import DroppedPrompt
 from tests.fakes import SteppedRollout, make_group, make_trajectory
-
-
-class Parts:
-    """A collector with its real stream and buffer; the rollout obeys the test."""
-
-    def __init__(
-        self, *, prompts=2, max_age=1, num_steps=100, max_failures=0, rows=40, epochs=None, timeout_s=30.0, rollout=None
-    ):
-        self.rollout = rollout or SteppedRollout()
-        row = PromptRow(token_ids=(1,), env_name="fake", problem=Problem(question="", answer=""))
-        self.stream = PromptStream([row] * rows, num_prompts_per_step=prompts, seed=0, num_epochs=epochs)
-        self.replay = ReplayBuffer(
-            capacity=max(1, 2 * max_age) * prompts,
-            num_prompts_per_step=prompts,
-            max_age=max_age,
-            sample_timeout_s=30,
-            num_steps=num_steps,
-        )
-        self.collector = TrajectoryCollector(
-            prompts=self.stream,
-            rollout=self.rollout,
-            replay=self.replay,
-            num_prompts_per_step=prompts,
-            max_age=max_age,
-            num_steps=num_steps,
-            max_failures=max_failures,
-            group_timeout_s=timeout_s,
-        )
-
-    async def train(self, step):
-        sampled = await self.replay.sample(step)
-        await self.collector.settle([group.ordinal for group in sampled.groups], sampled.evicted, step)
-        await self.collector.set_version(step + 1)
-
-    @asynccontextmanager
-    async def running(self):
-        task = asyncio.create_task(self.collector.run())
-        await settled()
-        try:
-            yield task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def settled():
-    for _ in range(12):
-        await asyncio.sleep(0)
-
-
-def collector_test(scenario):
-    def run():
-        asyncio.run(asyncio.wait_for(scenario(), 20))
-
-    run.__name__ = scenario.__name__
-    return run
+from tests.unit.collecting import Parts, collector_test, settled
 
 
 @collector_test
@@ -163,8 +106,9 @@ def test_a_tolerated_failure_is_logged_counted_dropped_and_refilled(caplog):
             await settled()
             assert parts.rollout.started[4] == (0, 0)
             assert parts.stream.state().cut == 1
-            assert (await parts.collector.counters())["num_failed_groups"] == 1
-            assert (await parts.collector.counters())["num_failed_groups"] == 0
+            first, second = await parts.collector.collected(), await parts.collector.collected()
+            assert (first.counters["num_failed_groups"], second.counters["num_failed_groups"]) == (1, 0)
+            assert first.dropped == (DroppedPrompt(ordinal=0, reason="generation_failed"),) and second.dropped == ()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
@@ -345,10 +289,11 @@ async def test_counters_sum_what_was_generated_since_the_last_call():
             ),
         )
         await settled()
-        counted = await parts.collector.counters()
-    assert counted == {
+        collected = await parts.collector.collected()
+    assert collected.counters == {
         "num_groups": 1,
         "num_failed_groups": 0,
+        "num_refused_groups": 0,
         "num_trajectories": 3,
         "num_masked_trajectories": 1,
         "num_truncated_trajectories": 1,

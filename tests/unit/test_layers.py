@@ -22,7 +22,8 @@ class Row:
 VALUES = "types errors"
 PURE = f"{VALUES} interfaces config layout algorithms replay data batching conversion metrics"
 TRANSFER = Row(
-    f"{PURE} platform weight_sync weight_sync.seat weight_sync.joined_group weight_sync.gloo weight_sync.fingerprint",
+    f"{PURE} platform weight_sync weight_sync.seat weight_sync.joined_group weight_sync.gloo weight_sync.fingerprint"
+    " weight_sync.places weight_sync.reshard",
     "torch megatron numpy",
 )
 EVERYTHING = Row("*", "*")
@@ -41,6 +42,8 @@ TABLE = {
     "metrics": Row(VALUES, "numpy tensorboard wandb"),
     "report": Row(f"{VALUES} metrics", "rich"),
     "loop": Row(PURE),
+    "backends": Row(PURE),
+    "batcher": Row(PURE),
     "collector": Row(PURE),
     "rollout": Row(PURE, "numpy math_verify reasoning_gym"),
     "validation": Row(f"{PURE} rollout", "numpy"),  # scores held-out answers as rollouts are scored
@@ -50,6 +53,9 @@ TABLE = {
     "weight_sync.joined_group": TRANSFER,
     "weight_sync.gloo": TRANSFER,
     "weight_sync.fingerprint": TRANSFER,
+    "weight_sync.places": TRANSFER,
+    "weight_sync.reshard": TRANSFER,
+    "weight_sync.second_model": TRANSFER,
     "platform": Row(PURE, "torch numpy"),
     "engines": Row(),
     "engines.megatron": Row(
@@ -60,10 +66,12 @@ TABLE = {
     # The actor shells build what they host, so they see the engines; only they speak Ray.
     "ray_runtime": Row(
         f"{PURE} platform engines engines.megatron engines.vllm checkpoint collector rollout validation report"
-        " weight_sync weight_sync.transfer weight_sync.seat",
+        " weight_sync weight_sync.transfer weight_sync.second_model weight_sync.seat",
         "ray numpy psutil",
     ),
     "check": Row(f"{VALUES} config layout", "rich"),
+    "verify": Row(f"{VALUES} data"),
+    "inspect_checkpoint": Row(f"{VALUES} data replay checkpoint"),
     "workload": EVERYTHING,
     "launch": EVERYTHING,
     "__main__": Row("errors check launch"),

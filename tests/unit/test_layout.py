@@ -93,6 +93,23 @@ def test_megatron_generation_is_cut_like_the_policy_unless_told_otherwise():
     assert (layout.generation.tp, layout.generation.dp) == (1, 2)
 
 
+def test_a_colocated_engine_is_cut_like_the_policy_unless_told_otherwise():
+    """Equal cuts share the tensors, others need a second model."""
+    four = {"cluster.gpus_per_node": 4, TP: 2, "policy.megatron_cfg.sequence_parallel": True}
+    own = "policy.generation.mcore_generation_config.tensor_model_parallel_size"
+    layout = Layout.from_recipe(recipe(four))
+    assert layout.generation is None and layout.engine == layout.train
+    layout = Layout.from_recipe(recipe(four, {own: 1}))
+    assert layout.generation is None and layout.engine != layout.train
+    assert (layout.engine.tp, layout.engine.dp, layout.engine.sequence_parallel) == (1, 4, False)
+    assert where(layout.engine) == where(layout.train)
+
+
+def test_a_disjoint_engine_is_cut_like_the_ranks_set_apart():
+    layout = Layout.from_recipe(recipe(DISJOINT))
+    assert layout.engine == layout.generation
+
+
 def test_vllm_names_its_own_sizes():
     layout = Layout.from_recipe(recipe(VLLM, {"policy.generation.vllm_cfg.tensor_parallel_size": 2}))
     assert layout.train.tp == 1 and (layout.generation.tp, layout.generation.dp) == (2, 1)

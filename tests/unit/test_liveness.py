@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_grpo.collector import TrajectoryCollector
-from megatron_grpo.data.stream import PromptRow, PromptStream, num_steps
+from megatron_grpo.data.stream import PromptRow, PromptStream
 from megatron_grpo.errors import EndOfData
 from megatron_grpo.replay import reservations
 from megatron_grpo.replay.buffer import ReplayBuffer
@@ -46,13 +46,15 @@ class Simulation:
     max_num_steps: int
     crash_chance: float = 0.0
     failure_chance: float = 0.3  # of each group that ends, while failures are left
+    refusals_left: int = 0  # groups that dynamic sampling throws away
     save: Save = field(default_factory=Save)
     num_failed: int = 0
+    num_refused: int = 0
     max_in_flight: int = 0
 
     @property
     def num_steps(self):
-        return num_steps(self.max_num_steps, self.num_epochs, self.num_rows, self.num_prompts)
+        return min(self.max_num_steps, self.num_epochs * (self.num_rows // self.num_prompts))
 
     def run(self):
         """Returns the ordinals that were trained, in order, after any number of crashes."""
@@ -107,6 +109,7 @@ class Simulation:
             num_steps=self.num_steps,
             max_failures=2,
             group_timeout_s=3600,
+            admission=self,
             start_version=self.save.step,
             buffered=self.replay.held,
         )
@@ -131,6 +134,17 @@ class Simulation:
             self.rollout.fail(chosen, RuntimeError("boom"))
         else:
             self.rollout.finish(chosen)
+
+    def reason_to_refuse(self, group):
+        """The simulation is the collector's `Admission`."""
+        if not self.refusals_left or self.rng.random() > 0.3:
+            return None
+        self.refusals_left -= 1
+        self.num_refused += 1
+        return "zero_variance"
+
+    def step_done(self, step):
+        pass
 
     async def _phase(self):
         """A phase of the trainer, which ends when the driver says so."""
@@ -167,7 +181,7 @@ class Simulation:
         self.save = Save(step=step, data=self.stream.state(), groups=groups, trained=(*self.save.trained, *trained))
 
 
-def simulate(seed, *, max_age, failures, crash_chance=0.0):
+def simulate(seed, *, max_age, failures, refusals=0, crash_chance=0.0):
     rng = random.Random(seed)
     num_prompts = rng.randint(1, 4)
     simulation = Simulation(
@@ -175,6 +189,7 @@ def simulate(seed, *, max_age, failures, crash_chance=0.0):
         num_prompts=num_prompts,
         max_age=max_age,
         failures_left=failures,
+        refusals_left=refusals,
         num_rows=rng.randint(num_prompts, 3 * num_prompts),
         num_epochs=rng.randint(1, 8),
         max_num_steps=rng.randint(1, 8),
@@ -188,21 +203,26 @@ def simulate(seed, *, max_age, failures, crash_chance=0.0):
 def check(simulation):
     trained, prompts = simulation.save.trained, simulation.num_prompts
     assert len(trained) == simulation.save.step * prompts == len(set(trained))
-    # Only prompts dropped by failures can make the data end early.
-    assert simulation.save.step >= (simulation.num_steps * prompts - simulation.num_failed) // prompts
+    # Only dropped prompts can make the data end early.
+    num_dropped = simulation.num_failed + simulation.num_refused
+    assert simulation.save.step >= (simulation.num_steps * prompts - num_dropped) // prompts
     assert simulation.max_in_flight <= (simulation.max_age + 1) * prompts
 
 
 @settings(max_examples=120, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), max_age=st.integers(0, 3), failures=st.integers(0, 2))
-def test_every_run_ends_with_full_steps_whatever_fails(seed, max_age, failures):
-    check(simulate(seed, max_age=max_age, failures=failures))
+@given(
+    seed=st.integers(0, 2**32 - 1), max_age=st.integers(0, 3), failures=st.integers(0, 2), refusals=st.integers(0, 8)
+)
+def test_every_run_ends_with_full_steps_whatever_fails_or_is_refused(seed, max_age, failures, refusals):
+    check(simulate(seed, max_age=max_age, failures=failures, refusals=refusals))
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), max_age=st.integers(0, 3), failures=st.integers(0, 2))
-def test_a_run_that_crashes_and_resumes_trains_every_prompt_once(seed, max_age, failures):
-    check(simulate(seed, max_age=max_age, failures=failures, crash_chance=0.05))
+@given(
+    seed=st.integers(0, 2**32 - 1), max_age=st.integers(0, 3), failures=st.integers(0, 2), refusals=st.integers(0, 8)
+)
+def test_a_run_that_crashes_and_resumes_trains_every_prompt_once(seed, max_age, failures, refusals):
+    check(simulate(seed, max_age=max_age, failures=failures, refusals=refusals, crash_chance=0.05))
 
 
 def test_a_window_without_the_current_step_deadlocks_when_a_group_fails(monkeypatch):

@@ -7,7 +7,8 @@ import pytest
 
 from megatron_grpo.errors import EndOfData, ReplayClosed
 from megatron_grpo.loop import Run, async_grpo_train
-from megatron_grpo.types import Sampled, TrainResult, ValidationResult
+from megatron_grpo.types import Collected, Sampled, TrainResult, ValidationResult
+from tests.fakes import make_group
 
 
 class Recorder:
@@ -69,10 +70,10 @@ class Recorder:
         self.calls.append("evaluate")
         return ValidationResult(version=0, accuracy=0.5, mean_reward=0.5, num_samples=1, mean_length=1.0, seconds=0.0)
 
-    async def counters(self):
-        return {}
+    async def collected(self):
+        return Collected(counters={})
 
-    def step(self, step, sampled, trained, counters, clock):
+    def step(self, step, *, sampled, scored, trained, collected, clock):
         self.calls.append(f"report {step}")
 
     def validated(self, step, result):
@@ -136,3 +137,20 @@ def test_a_closed_buffer_ends_the_run_with_its_cause():
     with pytest.raises(ReplayClosed, match="worker 3: out of memory"):
         train(recorder, num_steps=5)
     assert recorder.calls[-1] == "collector stopped"
+
+
+def test_a_batch_is_laid_out_by_prompt_whichever_finished_first():
+    class OutOfOrder(Recorder):
+        async def sample(self, target_step):
+            groups = tuple(make_group(ordinal, target_step, target_step) for ordinal in (5, 3, 4))
+            return Sampled(groups=groups, evicted=(), waited_s=0.0, buffer_size=0)
+
+        def rollouts(self, groups):
+            self.calls.append(f"batch {[group.ordinal for group in groups]}")
+
+        def step(self, step, *, sampled, scored, trained, collected, clock):
+            self.calls.append(f"report {[group.ordinal for group in sampled.groups]}")
+
+    recorder = OutOfOrder()
+    train(recorder, num_steps=1)
+    assert "batch [3, 4, 5]" in recorder.calls and "report [3, 4, 5]" in recorder.calls

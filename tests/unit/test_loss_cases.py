@@ -12,10 +12,10 @@ import torch
 
 from megatron_grpo.algorithms.advantages import group_advantages
 from megatron_grpo.algorithms.loss import Normalizer, grpo_loss
-from megatron_grpo.algorithms.masking import usable_reward
 from megatron_grpo.algorithms.policy_term import policy_terms
 from megatron_grpo.batching.pack import pack_rows
 from megatron_grpo.errors import ConfigError
+from megatron_grpo.rollout.reward_values import read_rewards
 from tests.unit.loss_case_batches import (
     DTYPES,
     array,
@@ -199,7 +199,7 @@ def advantages_of(case, dtype):
     inputs = case["inputs"]
     rewards = array(inputs["rewards"]).astype(str(dtype).removeprefix("torch."))
     ids = next(inputs[name] for name in ("group_ids", "group_index", "groups", "ids") if name in inputs)
-    usable = np.array([usable_reward(reward) is not None for reward in rewards])
+    usable = np.array([reward.unusable is None for reward in read_rewards(rewards, len(rewards), "the table")])
     return group_advantages(
         rewards,
         np.unique(ids, return_inverse=True)[1],

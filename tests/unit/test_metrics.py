@@ -1,4 +1,4 @@
-"""Metric values, the clock, the records of a step and the files they go to."""
+"""Metric values, the records of a step and the files they go to."""
 
 import json
 import math
@@ -16,7 +16,6 @@ from megatron_grpo.metrics import (
     Mean,
     MetricsWriter,
     StepMetrics,
-    Stopwatch,
     Sum,
     group_metrics,
     merge,
@@ -24,6 +23,8 @@ from megatron_grpo.metrics import (
     to_floats,
 )
 from megatron_grpo.types import (
+    Collected,
+    DroppedPrompt,
     Problem,
     Prompt,
     Sampled,
@@ -32,6 +33,7 @@ from megatron_grpo.types import (
     TrajectoryGroup,
     ValidationResult,
 )
+from tests.fakes import score_alike
 
 finite = st.floats(-1e6, 1e6)
 
@@ -69,49 +71,6 @@ def test_merging_two_kinds_under_one_name_is_refused():
         merge([{"x": Sum(value=1)}, {"x": Max(value=1)}])
 
 
-class FakeTime:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_a_clock_charges_each_second_to_the_innermost_cause():
-    time = FakeTime()
-    clock = Stopwatch(time)
-    time.now += 1
-    with clock.measure("train"):
-        time.now += 2
-        with clock.measure("refit"):
-            time.now += 4
-        time.now += 8
-    with clock.measure("refit"):
-        time.now += 16
-    assert clock.lap() == {"other": 1, "train": 10, "refit": 20}
-    time.now += 32
-    assert clock.lap() == {"other": 32}
-
-
-def test_a_clock_charges_a_block_that_raises():
-    time = FakeTime()
-    clock = Stopwatch(time)
-    with pytest.raises(KeyError), clock.measure("train"):
-        time.now += 3
-        raise KeyError
-    time.now += 1
-    assert clock.lap() == {"train": 3, "other": 1}
-
-
-def test_overlapping_blocks_of_one_clock_are_a_bug():
-    clock = Stopwatch()
-    outer, inner = clock.measure("a"), clock.measure("b")
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(AssertionError, match="leaving 'a'"):
-        outer.__exit__(None, None, None)
-
-
 def make_trajectory(*, reward=1.0, versions=(3, 3), masked_because=None, finish_reason="stop"):
     length = 2 + len(versions)
     mask = np.array([False, False] + [True] * len(versions))
@@ -139,25 +98,34 @@ def make_group(*trajectories, generation_version=3, target_step=4):
 
 def test_group_metrics_leave_masked_rewards_out_and_count_ages_per_group():
     groups = [
-        make_group(make_trajectory(reward=1.0), make_trajectory(reward=0.0, masked_because="reward is NaN")),
         make_group(
-            make_trajectory(reward=0.5, versions=(4, 4, 5, 5), finish_reason="length"), generation_version=4
+            make_trajectory(reward=1.0, versions=(3, 4)),
+            make_trajectory(reward=0.0, masked_because="reward is NaN"),
         ),
+        make_group(make_trajectory(reward=0.5, versions=(4,) * 4, finish_reason="length"), generation_version=4),
     ]
     values = to_floats(group_metrics(groups))
     assert values["train/reward"] == pytest.approx(0.75)
     assert (values["train/min_trajectory_age"], values["train/max_trajectory_age"]) == (0, 1)
     assert values["train/avg_trajectory_age"] == 0.5
-    assert values["train/mixed_version_share"] == pytest.approx(1 / 3)
+    assert values["train/mixed_version_fraction"] == pytest.approx(1 / 3)
     assert values["train/truncated_share"] == pytest.approx(1 / 3)
     assert values["train/num_generated_tokens"] == 8
 
 
-def make_step(step=0):
-    sampled = Sampled(groups=(make_group(make_trajectory()),), evicted=(7,), waited_s=1.0, buffer_size=5)
+def make_step(step=0, dropped=()):
+    groups = (make_group(make_trajectory()),)
+    sampled = Sampled(groups=groups, evicted=(7,), waited_s=1.0, buffer_size=5)
     trained = TrainResult(metrics={"loss": 0.25, "gen_kl_error": 1e-7}, num_updates=4, learning_rate=1e-3)
     seconds = {"wait_for_groups": 1.5, "train": 0.5}
-    return step_metrics(step=step, sampled=sampled, trained=trained, seconds=seconds, counters={"num_failures": 2.0})
+    return step_metrics(
+        step=step,
+        sampled=sampled,
+        scored=score_alike(groups),
+        trained=trained,
+        seconds=seconds,
+        collected=Collected(counters={"num_failures": 2.0}, dropped=dropped),
+    )
 
 
 def test_a_step_is_reported_under_the_public_names():
@@ -179,6 +147,19 @@ def test_a_step_is_reported_under_the_public_names():
         "collector/num_failures": 2.0,
     }
     assert {name: record.values[name] for name in expected} == expected
+
+
+def test_dropped_prompts_are_listed_by_ordinal_in_the_record_of_their_step(tmp_path):
+    dropped = (DroppedPrompt(ordinal=7, reason="generation_failed"), DroppedPrompt(ordinal=9, reason="zero_variance"))
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(make_step(step=0, dropped=dropped).with_validation(validation()))
+        writer.write(make_step(step=1))
+    first, second = read_lines(tmp_path)
+    assert first["dropped"] == [
+        {"ordinal": 7, "reason": "generation_failed"},
+        {"ordinal": 9, "reason": "zero_variance"},
+    ]
+    assert "dropped" not in second and first["train/loss"] == 0.25
 
 
 def validation(version=1, accuracy=0.5):
@@ -241,6 +222,12 @@ def test_tensorboard_reads_back_what_was_written_and_forgets_the_lost_steps(tmp_
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_its_key(tmp_path):
+    (tmp_path / "taken").touch()
+    with pytest.raises(ConfigError, match="logger.log_dir: .*taken/run cannot be written"):
+        MetricsWriter(tmp_path / "taken" / "run")
 
 
 def test_wandb_asked_for_but_missing_names_the_remedy_and_touches_no_file(tmp_path, monkeypatch):

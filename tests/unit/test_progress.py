@@ -24,6 +24,7 @@ from megatron_grpo.report.progress import (
 from megatron_grpo.report.reporter import RunReporter
 from megatron_grpo.report.summary import RunHistory, format_summary
 from megatron_grpo.types import (
+    Collected,
     Problem,
     Prompt,
     Sampled,
@@ -32,6 +33,7 @@ from megatron_grpo.types import (
     TrajectoryGroup,
     ValidationResult,
 )
+from tests.fakes import score_alike
 
 FACTS = StepFacts(
     num_finished_steps=7,
@@ -213,7 +215,10 @@ def report_step(reporter, step, reward, now):
     with clock.measure("train"):
         now[0] += 4.0
     trained = TrainResult(metrics={"loss": 0.1}, num_updates=1, learning_rate=1e-3)
-    reporter.step(step, sampled_group(reward), trained, {}, clock)
+    sampled = sampled_group(reward)
+    scored = score_alike(sampled.groups)
+    collected = Collected(counters={})
+    reporter.step(step, sampled=sampled, scored=scored, trained=trained, collected=collected, clock=clock)
 
 
 def test_the_reporter_writes_one_record_per_step_and_estimates_what_is_left(tmp_path):

@@ -110,7 +110,7 @@ def test_the_spelling_task_has_its_values():
     optimizer = recipe.policy.megatron_cfg.optimizer
     assert (optimizer.lr, optimizer.adam_beta2, optimizer.weight_decay, optimizer.clip_grad) == (4e-4, 0.99, 0, 1)
     assert (recipe.loss_fn.entropy_coef, recipe.policy.generation.max_new_tokens) == (0.004, 7)
-    assert (recipe.warm_start.num_steps, recipe.warm_start.batch_size, recipe.warm_start.lr) == (130, 64, 5e-3)
+    assert (recipe.warm_start.num_steps, recipe.warm_start.batch_size, recipe.warm_start.lr) == (110, 64, 5e-3)
     assert recipe.env["spell"].options["dataset_options"] == {"min_word_len": 3, "max_word_len": 4}
     assert (recipe.loss_fn.ratio_clip_min, recipe.loss_fn.ratio_clip_max) == (0.2, 0.28)
 

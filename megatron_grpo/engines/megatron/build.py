@@ -1,4 +1,4 @@
-"""What a worker process builds on a rank: a policy, or a bare model for a generation engine."""
+"""What a worker process builds on a rank: a policy, or a bare model for a generation engine, or both."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 
 from ...platform.device import Accelerator
-from .model import build_model
-from .parallel import init_world
+from .model import assemble_model, build_model
+from .parallel import init_world, second_groups
 from .policy import MegatronPolicy, Rendezvous
 
 if TYPE_CHECKING:
@@ -31,3 +31,12 @@ def generation_module(
         world, rank, rendezvous.host, rendezvous.port, accelerator, recipe.timeouts.actor_start, recipe.grpo.seed
     )
     return build_model(recipe, world, vocab_size, accelerator).eval().requires_grad_(False)
+
+
+def second_module(recipe: Recipe, engine_world: World, vocab_size: int, accelerator: Accelerator) -> HybridModel:
+    """A model for the engine beside the policy of this process, cut as `engine_world` says; its weights are unset.
+
+    Collective over the world, which the policy has joined.
+    """
+    model = assemble_model(recipe, engine_world, vocab_size, accelerator, second_groups(engine_world))
+    return model.eval().requires_grad_(False)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.models.hybrid.hybrid_model import HybridModel
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
+from megatron.core.utils import get_pg_rank, get_pg_size
 
 from ...errors import ConfigError
+from ...layout import generation_sizes, train_sizes
 from ...platform.device import Accelerator
 from .init import InitStds, initialise
 from .layers import ATTENTION_THEN_MLP, active_layer_spec, stack_spec
@@ -29,23 +31,33 @@ def build_model(recipe: Recipe, world: World, vocab_size: int, accelerator: Acce
     `vocab_size` counts the tokenizer's ids. The model's own vocabulary is larger (`vocabulary.padded_vocab_size`);
     logits of padded ids are -inf.
     """
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    model = assemble_model(recipe, world, vocab_size, accelerator, groups)
+    initialise(model, InitStds.from_recipe(recipe), recipe.policy.model_init.seed, vocab_size)
+    return model
+
+
+def assemble_model(
+    recipe: Recipe, world: World, vocab_size: int, accelerator: Accelerator, groups: ProcessGroupCollection
+) -> HybridModel:
+    """`build_model` over process groups of the caller's, which are cut as `world` says; weights are left unset."""
     shape = _architecture(recipe)
     spec_name = active_layer_spec(recipe.policy.megatron_cfg.layer_spec, accelerator)
-    padded_size = padded_vocab_size(vocab_size, world.tp)
+    padded_size = padded_vocab_size(vocab_size, world.tp, train_sizes(recipe).tp, generation_sizes(recipe).tp)
     model = HybridModel(
         config=transformer_config(recipe, world, accelerator),
         hybrid_stack_spec=stack_spec(spec_name),
         vocab_size=padded_size,
         max_sequence_length=shape.max_position_embeddings,
         hybrid_layer_pattern=layer_pattern(shape.num_hidden_layers, world.pp),
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=get_pg_rank(groups.pp) == 0,
+        post_process=get_pg_rank(groups.pp) == get_pg_size(groups.pp) - 1,
         share_embeddings_and_output_weights=shape.tie_word_embeddings,
         position_embedding_type="rope",
         rotary_base=shape.rope_theta,
+        pg_collection=groups,
     )
     model.to(accelerator.device)
-    initialise(model, InitStds.from_recipe(recipe), recipe.policy.model_init.seed, vocab_size)
     if model.post_process:
         mask_padded_ids(model.output_layer, vocab_size, padded_size)
     return model

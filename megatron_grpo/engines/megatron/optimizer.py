@@ -88,6 +88,16 @@ class PolicyOptimizer:
         self.schedule.step(1)
         return norm
 
+    @property
+    def position(self) -> int:
+        """Updates the schedule has counted."""
+        return self.schedule.num_steps
+
+    def go_to(self, position: int) -> None:
+        """The next update runs at the rate of `position`."""
+        self.schedule.num_steps = 0
+        self.schedule.step(position)
+
     def update_at(self, learning_rate: float) -> float:
         """One update at a given rate; the schedule does not move."""
         for group in self.adam.param_groups:

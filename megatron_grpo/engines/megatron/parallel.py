@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.inference.shards import build_inference_pg_collection
+from megatron.core.process_groups_config import ProcessGroupCollection
 
 from ...platform import cpu
 from ...platform.device import Accelerator
@@ -48,6 +50,22 @@ def init_world(
     )
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def second_groups(world: World) -> ProcessGroupCollection:
+    """Process groups for a second model over the ranks of the world this rank has joined, cut as `world` says.
+
+    Collective. `parallel_state` stays that of the first model, so the second one must be given these groups.
+    """
+    assert world.size == dist.get_world_size(), f"{world.size} ranks in a world of {dist.get_world_size()}"
+    return build_inference_pg_collection(
+        world_size=world.size,
+        tp_size=world.tp,
+        pp_size=world.pp,
+        cp_size=world.cp,
+        ep_size=world.ep,
+        expt_tp_size=world.etp,
+    )
 
 
 def close_world() -> None:

@@ -62,7 +62,7 @@ class MegatronPolicy:
             world, rank, rendezvous.host, rendezvous.port, accelerator, recipe.timeouts.actor_start, recipe.grpo.seed
         )
         self._recipe = recipe
-        self._world = world
+        self.world = world
         self._device = accelerator.device
         self._loss = LossConfig.from_recipe(recipe.loss_fn)
         self._temperature = recipe.policy.generation.temperature
@@ -70,18 +70,18 @@ class MegatronPolicy:
         self.module: HybridModel = build_model(recipe, world, vocab_size, accelerator)
         self._model = data_parallel(self.module, recipe)
         connect_schedule(self._model)
-        self._optimizer = PolicyOptimizer(recipe, self._model)
-        self._reference = self._freeze_reference()
+        self.optimizer = PolicyOptimizer(recipe, self._model)
+        self.reference = self._freeze_reference()
         self.enter_training()
 
     def score(self, rollouts: RolloutBatch) -> ScoredBatch:
         """Log-probs of this shard's rows under the weights now and, with a KL weight, under the reference."""
         batches = rollout_micro_batches(
-            rollouts, self._recipe.policy.logprob_batch_size, pad_multiple=self._world.padding_multiple
+            rollouts, self._recipe.policy.logprob_batch_size, pad_multiple=self.world.padding_multiple
         )
         reference = None
-        if self._reference is not None:
-            with self._reference.in_place():
+        if self.reference is not None:
+            with self.reference.in_place():
                 reference = self._logprobs(batches, rollouts.tokens.shape)
         return ScoredBatch(
             rollouts=rollouts,
@@ -95,17 +95,17 @@ class MegatronPolicy:
         Raises RunFailed, before the optimizer sees it, for an update without valid tokens and for a gradient norm that
         is not finite.
         """
-        sums, norms, rate = [], [], self._optimizer.learning_rate
+        sums, norms, rate = [], [], self.optimizer.learning_rate
         for number, update in enumerate(updates):
             if update.num_valid_tokens == 0:
                 raise RunFailed(
                     f"update {number + 1} of {len(updates)} has no valid token: every sample is masked (overlong, "
                     "failed reward) or empty; see the masked counts of this step"
                 )
-            self._optimizer.zero_grad()
+            self.optimizer.zero_grad()
             sums.append(self._gradients(update))
-            rate = self._optimizer.learning_rate
-            norms.append(self._optimizer.update())
+            rate = self.optimizer.learning_rate
+            norms.append(self.optimizer.update())
         metrics = self._means(sums) | {"grad_norm": float(np.mean(norms))}
         return TrainResult(metrics=metrics, num_updates=len(updates), learning_rate=rate)
 
@@ -117,13 +117,13 @@ class MegatronPolicy:
         num_tokens = int(batch.loss_mask.sum())
         if num_tokens == 0:
             raise RunFailed("a warm-start batch has no token to learn from")
-        own = rows_of_rank(batch, parallel_state.get_data_parallel_rank(), self._world.dp)
+        own = rows_of_rank(batch, parallel_state.get_data_parallel_rank(), self.world.dp)
         cut = supervised_micro_batches(
-            own, self._recipe.policy.train_micro_batch_size, pad_multiple=self._world.padding_multiple
+            own, self._recipe.policy.train_micro_batch_size, pad_multiple=self.world.padding_multiple
         )
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         share = supervised_gradients(self._model, cut, num_tokens, self._device)
-        self._optimizer.update_at(lr)
+        self.optimizer.update_at(lr)
         return float("nan") if share is None else float(self._sum_over_shards(share))
 
     def warm_start(self, batches: Sequence[SupervisedBatch], lr: float) -> list[float]:
@@ -132,8 +132,8 @@ class MegatronPolicy:
 
     def finish_warm_start(self) -> None:
         """Reinforcement learning starts here: fresh moments and schedule; the weights now are the reference."""
-        self._optimizer.reset()
-        self._reference = self._freeze_reference()
+        self.optimizer.reset()
+        self.reference = self._freeze_reference()
 
     def enter_training(self) -> None:
         """Before scoring or training, with a colocated engine asleep: it leaves its mark in the process."""
@@ -157,7 +157,7 @@ class MegatronPolicy:
 
     def _gradients(self, update: TrainBatch) -> LossSums | None:
         cut = micro_batches(
-            update, self._recipe.policy.train_micro_batch_size, pad_multiple=self._world.padding_multiple
+            update, self._recipe.policy.train_micro_batch_size, pad_multiple=self.world.padding_multiple
         )
         return grpo_gradients(self._model, cut, self._loss, self._temperature, self._device)
 

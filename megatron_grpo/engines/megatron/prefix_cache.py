@@ -9,12 +9,18 @@ from __future__ import annotations
 import torch
 from megatron.core.inference.config import PrefixCachingEvictionPolicy
 from megatron.core.inference.contexts.kv_block_allocator import KVBlockAllocator
+from megatron.core.inference.engines import DynamicInferenceEngine
 
 
-def invalidate(allocator: KVBlockAllocator) -> None:
-    """Drop every cached prefix; running requests keep their blocks. Call on every rank, while the engine is paused."""
-    if not allocator.enable_prefix_caching:
-        return
+def forget(engine: DynamicInferenceEngine) -> None:
+    """Drop every cached prefix; running requests keep their blocks. Call on every rank, while nothing steps."""
+    allocator = engine.context.kv_block_allocator
+    if allocator.enable_prefix_caching:
+        _forget_blocks(allocator)
+        _forget_half_prefilled(engine)
+
+
+def _forget_blocks(allocator: KVBlockAllocator) -> None:
     hashed = allocator.block_hashes != -1
     unused = (hashed & (allocator.block_ref_counts == 0)).nonzero().flatten().to(torch.int32)
     allocator._deregister_blocks(unused)  # back to the free pool
@@ -24,3 +30,15 @@ def invalidate(allocator: KVBlockAllocator) -> None:
     if allocator.prefix_caching_eviction_policy == PrefixCachingEvictionPolicy.LRU:
         allocator.block_parent_id.fill_(-1)
         allocator.block_child_count.fill_(0)
+
+
+def _forget_half_prefilled(engine: DynamicInferenceEngine) -> None:
+    """Keep a prompt that is being prefilled in chunks from offering its later blocks.
+
+    Their keys attend to the old ones of its earlier chunks; and a lookup takes for granted that all blocks before a
+    known one are known too, so that a sibling's would raise KeyError.
+    """
+    for entry in engine.requests.values():
+        request = entry.record[-1]
+        if request.finished_chunk_token_count > 0:
+            request.precomputed_block_hashes = []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ...config.schema import EnvironmentBlock
+from ...data.stream import PromptRow
 from ...errors import ConfigError
 from ...interfaces import Environment
 
@@ -36,6 +38,14 @@ def build_environment(name: str, options: Mapping[str, Any]) -> Environment:
         raise ConfigError(f"{key}: {target} lacks {', '.join(missing)}; an environment has {', '.join(METHODS)}")
     arguments = {option: value for option, value in options.items() if option not in _NOT_FOR_THE_CLASS}
     return _construct(key, target, environment_class, arguments)
+
+
+def blocks_in_use(
+    blocks: Mapping[str, EnvironmentBlock], rows: Iterable[PromptRow]
+) -> dict[str, EnvironmentBlock]:
+    """The `env` blocks that a prompt names: a recipe may inherit others, whose workers would only cost memory."""
+    named = {row.env_name for row in rows}
+    return {name: block for name, block in blocks.items() if name in named}
 
 
 def _import(key: str, target: str) -> type:

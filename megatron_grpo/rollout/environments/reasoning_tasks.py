@@ -21,6 +21,7 @@ class ReasoningGym:
 
     size: how many entries are drawn at most in search of distinct questions (None: derived from what is asked for).
     held_out_share: the share of questions kept for validation.
+    partial_credit: false: anything below full marks scores 0 (many verifiers pay for answers that are nearly right).
     only_matching: a regular expression that a question must contain; ": [a-z]+$" keeps the words without capitals.
     """
 
@@ -31,6 +32,7 @@ class ReasoningGym:
         size: int | None = None,
         held_out_share: float = 0.2,
         only_matching: str | None = None,
+        partial_credit: bool = True,
     ):
         check_share(held_out_share)
         if size is not None and size < 1:
@@ -38,6 +40,7 @@ class ReasoningGym:
         self._name = dataset
         self._options = dict(dataset_options or {})
         self._size = size
+        self._partial_credit = partial_credit
         self._held_out_share = held_out_share
         self._only_matching = re.compile(only_matching or "")
         self._verifier = self._create(seed=0, size=1)
@@ -56,11 +59,15 @@ class ReasoningGym:
                 yield Problem(question=entry["question"], answer=answer, metadata={"entry": entry})
 
     def score(self, problem: Problem, response: str) -> float:
-        return float(self._verifier.score_answer(response, problem.metadata["entry"]))
+        marks = self._marks(problem, response)
+        return marks if self._partial_credit or marks >= _EXACT else 0.0
 
     def is_correct(self, problem: Problem, response: str) -> bool:
         """Full marks: most verifiers give partial credit below 1."""
-        return self.score(problem, response) >= _EXACT
+        return self._marks(problem, response) >= _EXACT
+
+    def _marks(self, problem: Problem, response: str) -> float:
+        return float(self._verifier.score_answer(response, problem.metadata["entry"]))
 
     def solution(self, problem: Problem) -> str:
         if not problem.answer:

@@ -98,6 +98,6 @@ def test_a_reward_that_trains_must_be_finite():
 
 
 def test_needs_no_torch():
-    imports = "megatron_grpo.algorithms.advantages, megatron_grpo.algorithms.masking, megatron_grpo.batching.shard"
+    imports = "megatron_grpo.algorithms.advantages, megatron_grpo.algorithms.shaping, megatron_grpo.batching.shard"
     code = f"import sys, {imports}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

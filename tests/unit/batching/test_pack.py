@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_grpo.algorithms.masking import count_masked, is_fully_masked
 from megatron_grpo.batching.pack import build_rollouts, pack_rows
 from tests.unit.batching.group_samples import PAD, random_groups
 
@@ -47,17 +46,6 @@ def test_no_rows_and_a_trained_first_token_are_refused():
     trained = replace(trajectory, loss_mask=np.ones_like(trajectory.loss_mask))
     with pytest.raises(AssertionError, match="first token"):
         build_rollouts([replace(group, trajectories=(trained,))], pad_id=PAD)
-
-
-def test_masked_samples_are_counted_by_reason():
-    groups = random_groups(4, seed=3)
-    rollouts = build_rollouts(groups, pad_id=PAD)
-    num_masked = int((~rollouts.sample_mask).sum())
-    assert num_masked > 0 and count_masked(groups) == {"overlong": num_masked}
-    masked = [replace(t, masked_because="bad_reward") for t in groups[0].trajectories]
-    assert is_fully_masked(replace(groups[0], trajectories=tuple(masked)))
-    trains = replace(masked[0], masked_because=None)
-    assert not is_fully_masked(replace(groups[0], trajectories=(*masked[1:], trains)))
 
 
 @settings(max_examples=100, deadline=None)

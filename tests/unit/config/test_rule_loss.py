@@ -45,6 +45,9 @@ def test_the_overlong_buffer_fits_the_response():
         f"{key}.max_response_length",
     )
     assert found(rule_loss.overlong_buffer_fits_the_response, {**changes, f"{key}.enabled": False}) == []
+    for length, num_problems in ((0, 1), (1, 0), (8, 0)):
+        problems = found(rule_loss.overlong_buffer_fits_the_response, changes, {f"{key}.overlong_buffer_length": length})
+        assert len(problems) == num_problems
 
 
 def test_the_reward_source_range_is_ordered():

@@ -67,6 +67,14 @@ def test_generation_sizes_divide_the_generation_gpus():
     assert found(rule, DISJOINT, {TP: 2}) == []
 
 
+def test_a_colocated_engines_own_size_divides_the_gpus_that_train():
+    rule, six = rule_parallel.generation_parallel_divides_its_gpus, {"cluster.gpus_per_node": 6}
+    own = f"{MCORE}.tensor_model_parallel_size"
+    assert_names(only(found(rule, six, {own: 4})), f"{own} = 4", "6 GPUs that generate (colocated")
+    assert found(rule, six, {own: 2}) == []
+    assert found(rule, six, {TP: 4}) == [], "the policy's own rule says it"
+
+
 def test_tensor_parallel_divides_attention_heads_and_lists_valid_sizes():
     problem = only(found(rule_parallel.tensor_parallel_divides_heads, {TP: 8}, facts=shape(num_attention_heads=28)))
     assert_names(problem, f"{TP} = 8", "28 attention heads", "1, 2, 4, 7, 14, 28")

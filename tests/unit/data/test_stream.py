@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_grpo.data.stream import PromptRow, PromptStream, num_steps
+from megatron_grpo.data.stream import PromptRow, PromptStream
 from megatron_grpo.errors import ConfigError, EndOfData
 from megatron_grpo.types import Problem
 
@@ -41,17 +41,10 @@ def test_ten_prompts_four_a_step_two_epochs_are_four_steps_of_distinct_prompts()
     first, second = [row(p) for p in prompts[:8]], [row(p) for p in prompts[8:]]
     assert len(set(first)) == len(set(second)) == 8
     assert first != second
-    assert num_steps(100, 2, 10, 4) == 4
 
 
 def test_forty_five_rows_twelve_a_step_three_epochs_are_nine_steps():
-    assert num_steps(100, 3, 45, 12) == 9
     assert len(drain(stream(45, 12, epochs=3))) == 9 * 12
-
-
-def test_the_step_limit_and_endless_epochs():
-    assert num_steps(5, 3, 45, 12) == 5
-    assert num_steps(7, None, 45, 12) == 7
 
 
 def test_a_row_is_a_function_of_seed_epoch_and_ordinal():

@@ -1,4 +1,7 @@
-from megatron_grpo.replay.staleness import can_serve, open_targets
+import pytest
+
+from megatron_grpo.replay.staleness import assert_young_enough, can_serve, open_targets
+from tests.fakes import make_group, make_trajectory
 
 
 def test_a_version_serves_its_step_and_max_age_more():
@@ -35,3 +38,20 @@ def test_every_group_started_for_an_open_target_can_serve_it():
         for version in range(12):
             for target in open_targets(version, version - 1, max_age, 10):
                 assert can_serve(version, target, max_age)
+
+
+def with_tokens(*versions, generation_version=4):
+    return make_group(7, generation_version, 9, (make_trajectory([]), make_trajectory(list(versions))))
+
+
+def test_the_bound_holds_for_the_oldest_token_not_only_for_the_groups_version():
+    assert_young_enough(with_tokens(4, 4, 5), 5, 1)
+    assert_young_enough(make_group(7, 4, 5), 5, 1)
+    for group in (with_tokens(3, 5), with_tokens(5, generation_version=3)):
+        with pytest.raises(AssertionError, match=r"prompt 7: .* 3 to 5 cannot serve step 5, the largest age is 1"):
+            assert_young_enough(group, 5, 1)
+
+
+def test_a_token_from_the_future_of_its_step_is_a_bug():
+    with pytest.raises(AssertionError, match="4 to 6 cannot serve step 5"):
+        assert_young_enough(with_tokens(4, 6), 5, 1)

@@ -7,8 +7,16 @@ import threading
 
 import pytest
 
+from megatron_grpo.config.schema import EnvironmentBlock
+from megatron_grpo.data.stream import PromptRow
 from megatron_grpo.errors import ConfigError, DataError
-from megatron_grpo.rollout.environments import MathVerify, ReasoningGym, SortDigits, build_environment
+from megatron_grpo.rollout.environments import (
+    MathVerify,
+    ReasoningGym,
+    SortDigits,
+    blocks_in_use,
+    build_environment,
+)
 from megatron_grpo.rollout.environments.math_answers import last_boxed
 from megatron_grpo.types import Problem
 
@@ -204,3 +212,10 @@ def test_the_heavy_libraries_are_not_imported_with_the_package():
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"
+
+
+def test_only_environments_that_a_prompt_names_are_in_use():
+    blocks = {name: EnvironmentBlock() for name in ("math", "sort_digits", "inherited")}
+    problem = Problem(question="", answer="")
+    rows = [PromptRow(token_ids=(), env_name=name, problem=problem) for name in ("sort_digits", "math", "math")]
+    assert list(blocks_in_use(blocks, rows)) == ["math", "sort_digits"]

@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 
+from megatron_grpo.algorithms.shaping import OverlongPenalty, RewardScaling
 from megatron_grpo.errors import RewardFailed
 from megatron_grpo.rollout.completions import BadCompletion
 from megatron_grpo.rollout.group import GroupRollout
@@ -111,6 +112,21 @@ def test_an_unusable_reward_masks_its_sample_and_names_prompt_and_value(caplog):
     assert [trajectory.masked_because for trajectory in group.trajectories] == ["bad_reward", None]
     assert "prompt 3" in caplog.text and "question 3" in caplog.text and "nan" in caplog.text
     assert group_rollout.take_counts().num_bad_rewards == 1
+
+
+def test_rewards_are_rewritten_in_order_and_unusable_ones_left_alone():
+    rewards = LengthRewards()
+    rewards.fixed = (Reward(value=1.0), Reward(value=1.0), Reward(value=0.0, unusable="nan"))
+    double = RewardScaling(source_min=0.0, source_max=1.0, target_min=0.0, target_max=2.0)
+    penalty = OverlongPenalty(max_response_length=4, buffer_length=2, penalty=1.0)
+    words = [text("a"), text("abc", finish="length"), text("b")]  # with EOS 2, 4 and 2 tokens
+    group = run(rollout(words, rewards=rewards, transforms=(double, penalty)))
+    assert [trajectory.reward for trajectory in group.trajectories] == [2.0, 1.0, 0.0]
+
+
+def test_tokens_of_an_engine_that_keeps_no_versions_are_as_old_as_their_group():
+    group = run(rollout([text("ab", version=9)], engine_stamps_versions=False), version=5)
+    assert group.trajectories[0].token_versions.tolist() == [-1, -1, 5, 5, 5] and group.generation_version == 5
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

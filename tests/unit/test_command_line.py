@@ -1,0 +1,51 @@
+"""The command line itself: what it asks for, what it passes on, where it looks for a user's module."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_grpo import __main__ as command_line
+
+
+def test_a_missing_recipe_is_the_only_thing_asked_for(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["train"])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "RECIPE" in message and "key=value" not in message
+
+
+def test_overrides_may_follow_options_and_do_not_stay_for_the_next_call(monkeypatch):
+    given = []
+    monkeypatch.setattr(command_line, "_check", lambda options: given.append(options.overrides) or 0)
+    command_line.main(["check", "r.yaml", "a.b=1", "--json", "c.d=2"])
+    command_line.main(["check", "r.yaml", "--strict", "e.f=3"])
+    assert given == [["a.b=1", "c.d=2"], ["e.f=3"]]
+
+
+def test_an_unknown_option_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["check", "r.yaml", "--jsn"])
+    assert "--jsn" in capsys.readouterr().err
+
+
+RECIPE = """
+defaults: {base}
+data: {{train: {{env: mine, num_rows: 40}}}}
+env: {{mine: {{target: "lies_beside_the_recipe:Task"}}}}
+"""
+
+
+def test_the_console_script_finds_a_users_module_in_the_start_directory(tmp_path):
+    """`python -m` does by itself: tests/ray/test_end_to_end.py trains with such a module."""
+    recipes = Path(__file__).parents[2] / "recipes/llm"
+    (tmp_path / "r.yaml").write_text(RECIPE.format(base=recipes / "grpo-sort3-1n1g-megatron_async_colocated.yaml"))
+    (tmp_path / "lies_beside_the_recipe.py").write_text("Task = 'found'\n")
+    script = Path(sys.executable).with_name("megatron-grpo")
+    if not script.exists():
+        pytest.skip("the package is not installed beside this Python")
+    command = [str(script), "train", "r.yaml"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "lies_beside_the_recipe:Task is a str, not a class" in done.stderr
