@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.simulation import SimulatedEngine, VirtualLoop
 from megatron_grpo.batching.pack import build_rollouts
+from megatron_grpo.checkpoint.saving import NoCheckpoints
 from megatron_grpo.collector import TrajectoryCollector
 from megatron_grpo.data.stream import PromptRow, PromptStream
 from megatron_grpo.interfaces import EngineCapabilities, WeightSync
@@ -31,6 +32,7 @@ from megatron_grpo.metrics import Stopwatch, group_metrics, to_floats
 from megatron_grpo.replay.buffer import ReplayBuffer
 from megatron_grpo.rollout.group import GroupRollout
 from megatron_grpo.rollout.reward_values import Reward
+from megatron_grpo.stopping import StopRequest
 from megatron_grpo.types import (
     Collected,
     Problem,
@@ -203,6 +205,8 @@ async def train(num_steps: int, capabilities: EngineCapabilities, *, in_flight: 
             batcher=trainer,
             reporter=WatchedReports(watch),
             validation_due=lambda finished: False,
+            checkpoints=NoCheckpoints(),
+            stop=StopRequest(),
         )
     )
     total_s = asyncio.get_running_loop().time()

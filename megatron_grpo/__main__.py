@@ -1,6 +1,7 @@
 """Command line: `python -m megatron_grpo` and the console script `megatron-grpo`.
 
-Exit codes: 0 done, 1 the run failed, 2 the recipe or its data cannot run (nothing was started), 130/143 interrupted.
+Exit codes: 0 done, or saved and stopped as asked; 1 the run failed; 2 the recipe or its data cannot run (nothing was
+started); 130/143 interrupted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import __version__
 from .errors import ConfigError, Interrupted, MegatronGrpoError
@@ -21,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
+        if options.command == "verify":
+            return _verify(options)
+        if options.command == "inspect":
+            return _inspect(options)
         if options.command == "check" or options.dry_run:
             return _check(options)
         return _train(options)
@@ -42,6 +48,18 @@ def _check(options: argparse.Namespace) -> int:
     return run_check(options.recipe, options.overrides, as_json=options.json, strict=options.strict)
 
 
+def _verify(options: argparse.Namespace) -> int:
+    from .verify import run_verify
+
+    return run_verify(options.run_dir, as_json=options.json)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from .inspect_checkpoint import run_inspect
+
+    return run_inspect(options.checkpoint, as_json=options.json)
+
+
 def _train(options: argparse.Namespace) -> int:
     # A user's env.NAME.target lies in the start directory. `python -m` searches it, the console script does not.
     if os.getcwd() not in sys.path:
@@ -58,7 +76,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [argument for argument in rest if argument.startswith("-")]
     if unknown:
         parser.error(f"unknown option {unknown[0]}; see --help")
-    options.overrides = [*options.overrides, *rest]
+    if rest and "overrides" not in options:
+        parser.error(f"unknown argument {rest[0]}; see --help")
+    options.overrides = [*vars(options).get("overrides", ()), *rest]
     return options
 
 
@@ -78,7 +98,18 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--json", action="store_true", help="check: machine-readable output")
         command.add_argument("--strict", action="store_true", help="warnings are errors")
+    _add_checkpoint_commands(commands)
     return parser
+
+
+def _add_checkpoint_commands(commands: argparse._SubParsersAction) -> None:
+    verify = commands.add_parser("verify", help="prove from a run's ledger that every prompt was trained once")
+    verify.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="checkpointing.checkpoint_dir of the run")
+    inspect = commands.add_parser("inspect", help="show what a checkpoint holds; starts nothing")
+    inspect.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="step_N, or the directory of all of them")
+    for command in (verify, inspect):
+        command.set_defaults(dry_run=False)
+        command.add_argument("--json", action="store_true", help="machine-readable output")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from .errors import DeadlineExceeded, EndOfData, GenerationFailed
-from .interfaces import Producer, PromptSource, Rollout
+from .interfaces import Journal, Producer, PromptSource, Rollout
 from .metrics import Tally
 from .replay.admission import FULLY_MASKED, Admission, AdmitAll, is_fully_masked
 from .replay.reservations import Reservations
@@ -35,6 +35,16 @@ from .replay.staleness import can_serve
 from .types import Collected, Prompt, TrajectoryGroup
 
 log = logging.getLogger(__name__)
+
+
+class Unrecorded:
+    """A `Journal` that keeps nothing."""
+
+    def generated(self, group: TrajectoryGroup) -> None:
+        return None
+
+    def trained(self, step: int, ordinals: Sequence[int]) -> None:
+        return None
 
 
 class TrajectoryCollector:
@@ -59,6 +69,7 @@ class TrajectoryCollector:
         admission: Admission | None = None,
         start_version: int = 0,
         buffered: Mapping[int, int] | None = None,
+        journal: Journal | None = None,
     ):
         self._prompts = prompts
         self._rollout = rollout
@@ -66,6 +77,7 @@ class TrajectoryCollector:
         self._max_failures = max_failures
         self._group_timeout_s = group_timeout_s
         self._admission = admission or AdmitAll()
+        self._journal = journal or Unrecorded()
         self._max_age = max_age
         self._reservations = Reservations(
             num_prompts_per_step=num_prompts_per_step,
@@ -136,7 +148,9 @@ class TrajectoryCollector:
         """Step `step` consumed the groups of these prompts; evicted ones will be generated again."""
         self._reservations.consume(step, trained)
         masked = self._fully_masked.intersection(trained)
-        self._prompts.settle_trained([ordinal for ordinal in trained if ordinal not in masked])
+        learnt = [ordinal for ordinal in trained if ordinal not in masked]
+        self._prompts.settle_trained(learnt)
+        self._journal.trained(step, learnt)
         for ordinal in sorted(masked):
             self._drop(ordinal, FULLY_MASKED, replace=False)
         self._fully_masked.difference_update(masked, evicted)
@@ -194,6 +208,7 @@ class TrajectoryCollector:
             f"{version}; it cannot serve step {target} at a largest age of {self._max_age}"
         )
         self._tally.finished(group)
+        self._journal.generated(group)
         reason = self._admission.reason_to_refuse(group)
         if reason is not None:
             self._tally.refused()

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .checkpoint.contents import STREAM_STATE_NAME
 from .checkpoint.directory import CheckpointDirectory
 from .checkpoint.manifest import MANIFEST_NAME, REPLAY_BUFFER_NAME, Manifest
 from .data.stream_state import StreamState, stream_state_from_json
 from .errors import CheckpointError
 from .replay.storage import SavedBuffer, load_buffer
-
-STREAM_STATE_NAME = "prompt_stream.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,6 +85,16 @@ class PromptSource(Protocol):
     def state(self) -> FrontierState | LiveCursor: ...
 
 
+class Journal(Protocol):
+    """Writes down what happens to groups. What happens to prompts, their source tells it."""
+
+    def generated(self, group: TrajectoryGroup) -> None:
+        """A group is finished, whether or not it will be admitted."""
+        ...
+
+    def trained(self, step: int, ordinals: Sequence[int]) -> None: ...
+
+
 class Generator(Protocol):
     """Samples completions. Usable from any coroutine of the owning process, many at a time."""
 

@@ -62,9 +62,9 @@ class LiveRun:
             time.sleep(0.1)
 
     def process_id(self, worker):
-        """The process of a worker, from the first line of its log."""
+        """The process of a worker, from the line with which it started; a log is continued by the next run."""
         log = self.log_dir / "workers" / f"{worker.replace(' ', '-').replace('/', '-')}.log"
-        return int(re.search(r"is process (\d+)", log.read_text())[1])
+        return int(re.findall(r"is process (\d+)", log.read_text())[-1])
 
     def wait(self, timeout_s=300):
         """The exit code."""

@@ -12,10 +12,6 @@ from .schema import Recipe
 MCORE = "policy.generation.mcore_generation_config"
 
 
-def _checkpoints(recipe: Recipe) -> str | None:
-    return "checkpointing.enabled: true" if recipe.checkpointing.enabled else None
-
-
 def _vllm(recipe: Recipe) -> str | None:
     return "policy.generation.backend: vllm" if recipe.policy.generation.backend == "vllm" else None
 
@@ -71,7 +67,6 @@ def _several_turns(recipe: Recipe) -> str | None:
 
 
 FEATURES: tuple[Callable[[Recipe], str | None], ...] = (
-    _checkpoints,
     _vllm,
     _stop_strings,
     _pipeline_parallel,

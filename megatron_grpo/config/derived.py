@@ -87,3 +87,12 @@ def derive(recipe: Recipe, layout: Layout, num_rows: int | None) -> tuple[Derive
             formula="TP under sequence parallelism, else 1; x 2 CP where the context is cut",
         ),
     )
+
+
+def must_save_by_s(recipe: Recipe) -> float | None:
+    """`checkpointing.checkpoint_must_save_by`, DD:HH:MM:SS, in seconds from the start of the job."""
+    text = recipe.checkpointing.checkpoint_must_save_by
+    if text is None:
+        return None
+    days, hours, minutes, seconds = map(int, text.split(":"))
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -121,6 +121,11 @@ class PromptStream:
         assert ordinal not in self._returned, f"prompt {ordinal} was put back twice"
         heapq.heappush(self._returned, ordinal)
 
+    @property
+    def next_ordinal(self) -> int:
+        """The next one that was never handed out."""
+        return self._frontier.peek()
+
     def state(self) -> FrontierState:
         """As saved. Replacements that are still in flight count as owed: they are pending, like what they replace."""
         num_owed = self._num_owed + len(self._pending_spares)

@@ -10,13 +10,19 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
+from ..checkpoint.files import what_to_do
+from ..errors import CheckpointError
 from ..replay.buffer import ReplayBuffer
+from ..replay.storage import SavedBuffer, load_buffer, save_buffer
 from ..types import Sampled, TrajectoryGroup
+
+log = logging.getLogger(__name__)
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -49,12 +55,23 @@ class BufferSettings:
     sample_timeout_s: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestoredGroups:
+    """What a restored buffer holds, by ordinal: target steps and oldest versions. `has_ordinals` None: no file."""
+
+    target_of: Mapping[int, int]
+    oldest_versions: Mapping[int, int]
+    has_ordinals: bool | None
+
+
 @ray.remote(num_cpus=0, max_concurrency=100_000)
 class ReplayBufferActor(Held):
     """The replay buffer in its own process: producers and the loop wait inside it, not by asking again."""
 
     def __init__(self, settings: BufferSettings, log_dir: str):
         log_to_file(log_dir, "replay buffer")
+        self._capacity = settings.capacity
+        self._writing: asyncio.Task[None] | None = None
         self._buffer = ReplayBuffer(
             capacity=settings.capacity,
             num_prompts_per_step=settings.num_prompts_per_step,
@@ -74,3 +91,35 @@ class ReplayBufferActor(Held):
 
     async def end_of_data(self, first_missing_target: int) -> None:
         await self._buffer.end_of_data(first_missing_target)
+
+    async def restore(self, path: Path | None, resume_step: int) -> RestoredGroups:
+        """Start with what of the file is usable; `path` None: with nothing. Raises CheckpointError naming the file."""
+        saved = None if path is None else await asyncio.to_thread(load_buffer, path)
+        restored = self._buffer.restore(() if saved is None else saved.groups, resume_step)
+        log.info("restored %d groups for step %d; generated anew: %s", len(restored.kept), resume_step, restored.dropped)
+        return RestoredGroups(
+            target_of=self._buffer.held,
+            oldest_versions={group.ordinal: group.generation_version for group in self._buffer.groups},
+            has_ordinals=None if saved is None else saved.has_ordinals,
+        )
+
+    async def begin_save(self, path: Path, *, with_ordinals: bool) -> None:
+        """Take the groups of this moment and write them in a thread; `finish_save` waits for it."""
+        saved = SavedBuffer(
+            groups=self._buffer.groups,
+            last_sampled=self._buffer.last_sampled,
+            max_size=self._capacity,
+            has_ordinals=with_ordinals,
+        )
+        self._writing = asyncio.create_task(asyncio.to_thread(_write, path, saved))
+
+    async def finish_save(self) -> None:
+        assert self._writing is not None, "no save was begun"
+        await self._writing
+
+
+def _write(path: Path, saved: SavedBuffer) -> None:
+    try:
+        save_buffer(path, saved)
+    except OSError as error:
+        raise CheckpointError(f"{path} was not written: {what_to_do(error, path.parent.parent)}") from error

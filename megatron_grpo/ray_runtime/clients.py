@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from ..batching.shard import gather_rows, shard_rollouts, shard_update
+from ..data.stream_state import StreamState
 from ..errors import RunFailed, WeightSyncFailed
 from ..interfaces import EngineCapabilities, Generator
 from ..types import (
@@ -28,6 +29,7 @@ from ..types import (
     ValidationResult,
 )
 from .calls import Call, Deadline, answers_within
+from .starting import CollectorStart
 from .supervision import Named, answer
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,12 @@ class RayReplay:
         self._actor = actor
 
     async def sample(self, target_step: int) -> Sampled:
-        return await answer(self._actor, self._actor.handle.sample.remote(target_step))
+        call = self._actor.handle.sample.remote(target_step)
+        try:
+            return await answer(self._actor, call)
+        except asyncio.CancelledError:
+            ray.cancel(call)
+            raise
 
     async def add(self, group: TrajectoryGroup) -> None:
         await answer(self._actor, self._actor.handle.add.remote(group))
@@ -184,9 +191,14 @@ class RayCollector:
     async def _call(self, method: str, *args: Any) -> Any:
         return await answer(self._actor, getattr(self._actor.handle, method).remote(*args))
 
-    async def use_engine(self, generator: Generator, *, stamps_versions: bool) -> None:
-        """Before `collecting`: what generates, and whether it stamps its tokens."""
-        await answer(self._actor, self._actor.handle.use_engine.remote(generator, stamps_versions=stamps_versions))
+    async def use_engine(self, generator: Generator, start: CollectorStart, *, stamps_versions: bool) -> None:
+        """Before `collecting`: what generates, whether it stamps its tokens, and from where the prompts go on."""
+        call = self._actor.handle.use_engine.remote(generator, start, stamps_versions=stamps_versions)
+        await answer(self._actor, call)
+
+    async def state_for(self, step: int) -> StreamState:
+        """`PromptStore` of checkpoints."""
+        return await self._call("state_for", step)
 
     @asynccontextmanager
     async def collecting(self) -> AsyncIterator[None]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import ray
 
 from ..collector import TrajectoryCollector
 from ..config.derived import max_age
 from ..config.schema import Recipe
+from ..data.ledger import Ledger
+from ..data.saved_prompts import SavedPrompts
 from ..data.stream import PromptRow, PromptStream
-from ..interfaces import Generator, Tokenizer
+from ..data.stream_state import StreamState, rows_digest
+from ..interfaces import Generator, PromptSource, Tokenizer
 from ..rollout.environments import blocks_in_use
 from ..rollout.group import GroupRollout
 from ..rollout.rewards import RewardPool
@@ -22,11 +26,14 @@ from ..validation import evaluate
 from .actors import Held, log_to_file
 from .clients import RayReplay
 from .reward_worker import reward_worker_factory
+from .starting import CollectorStart
 from .supervision import Named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectorSpec:
+    """`ledger_dir` None: the run saves nothing and keeps no ledger."""
+
     recipe: Recipe
     num_steps: int
     start_version: int
@@ -34,6 +41,7 @@ class CollectorSpec:
     validation_rows: Sequence[PromptRow]
     tokenizer: Tokenizer
     log_dir: str
+    ledger_dir: Path | None
 
 
 @ray.remote(num_cpus=0, max_concurrency=10_000)
@@ -58,7 +66,7 @@ class AsyncTrajectoryCollector(Held):
         """Start the reward workers."""
         await self._rewards.open()
 
-    async def use_engine(self, generator: Generator, *, stamps_versions: bool) -> None:
+    async def use_engine(self, generator: Generator, start: CollectorStart, *, stamps_versions: bool) -> None:
         """Get ready to collect with this engine; `stamps_versions`: see `EngineCapabilities.tracks_versions`."""
         spec, recipe = self._spec, self._spec.recipe
         self._generator = generator
@@ -72,14 +80,9 @@ class AsyncTrajectoryCollector(Held):
             transforms=reward_transforms(recipe.grpo),
             engine_stamps_versions=stamps_versions,
         )
+        prompts = self._open_prompts(start)
         self._collector = TrajectoryCollector(
-            prompts=PromptStream(
-                spec.train_rows,
-                num_prompts_per_step=recipe.grpo.num_prompts_per_step,
-                seed=recipe.grpo.seed,
-                num_epochs=recipe.grpo.max_num_epochs,
-                shuffle=recipe.data.shuffle,
-            ),
+            prompts=prompts,
             rollout=self._rollout,
             replay=self._replay,
             num_prompts_per_step=recipe.grpo.num_prompts_per_step,
@@ -89,7 +92,30 @@ class AsyncTrajectoryCollector(Held):
             group_timeout_s=recipe.timeouts.group,
             admission=admission(recipe.grpo),
             start_version=spec.start_version,
+            buffered=start.buffered,
+            journal=self._ledger,
         )
+
+    def _open_prompts(self, start: CollectorStart) -> PromptSource:
+        spec, grpo = self._spec, self._spec.recipe.grpo
+        stream = PromptStream(
+            spec.train_rows,
+            num_prompts_per_step=grpo.num_prompts_per_step,
+            seed=grpo.seed,
+            num_epochs=grpo.max_num_epochs,
+            shuffle=spec.recipe.data.shuffle,
+            order=start.order,
+        )
+        self._ledger: Ledger | None = None
+        if spec.ledger_dir is None or start.at is None:
+            return stream
+        self._ledger = Ledger(spec.ledger_dir)
+        self._prompts = SavedPrompts(stream, self._ledger, start.at, rows_digest=rows_digest(spec.train_rows))
+        return self._prompts.source
+
+    async def state_for(self, step: int) -> StreamState:
+        """Of this moment, for checkpoint `step`."""
+        return self._prompts.state_for(step)
 
     async def run(self) -> None:
         """Collect until cancelled; raises what ended the collector or its reward workers."""

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -86,6 +88,7 @@ class MegatronWorker(Held):
         accelerator = self._accelerator = accelerator_for(self._spec.recipe)
         accelerator.prepare()
         from ..engines.megatron import build
+        from ..engines.megatron.checkpoint import PolicyCheckpoint
 
         spec = self._spec
         if spec.role == "generation":
@@ -95,6 +98,7 @@ class MegatronWorker(Held):
         else:
             self._policy = build.policy(spec.recipe, spec.world, spec.rank, rendezvous, spec.vocab_size, accelerator)
             self._module = self._policy.module
+            self._checkpoint = PolicyCheckpoint(self._policy)
 
     async def join_transfer_group(self, seat: Seat) -> None:
         """Join trainer and generation worlds by one group; collective over both. Again after a failed transfer."""
@@ -167,6 +171,18 @@ class MegatronWorker(Held):
 
     async def finish_warm_start(self) -> None:
         await self._run(self._policy.finish_warm_start)
+
+    # ---- checkpoints: collective over the policy ranks
+
+    async def begin_save(self, path: Path) -> None:
+        """Returns when the state is copied; the writing goes on in a thread."""
+        await self._run(self._checkpoint.begin_save, path)
+
+    async def finish_save(self, blocking: bool) -> bool:
+        return await self._run(partial(self._checkpoint.finish, blocking=blocking))
+
+    async def load_checkpoint(self, path: Path) -> None:
+        await self._run(self._checkpoint.load, path)
 
     async def send_weights(self) -> None:
         await self._run(self._transfer.send)

@@ -88,9 +88,14 @@ class ReplayBuffer:
         return self._last_sampled
 
     @property
+    def groups(self) -> tuple[TrajectoryGroup, ...]:
+        """Every group here, nearest step first, in insertion order within a step."""
+        return tuple(group for target in self.targets for group in self._shelves.groups(target))
+
+    @property
     def held(self) -> dict[int, int]:
         """Ordinal -> target step of every group here: what a collector has to know after a restore."""
-        return {group.ordinal: target for target in self.targets for group in self._shelves.groups(target)}
+        return {group.ordinal: group.target_step for group in self.groups}
 
     def get_trajectories_needed(self, target_step: int, num_prompts: int, max_age: int) -> int:
         """How many groups `target_step` lacks; groups that are too old for it do not count."""
@@ -183,7 +188,7 @@ class ReplayBuffer:
         """
         if self._first_missing_target is None or first_missing_target < self._first_missing_target:
             self._first_missing_target = first_missing_target
-        groups = [group for target in self.targets for group in self._shelves.groups(target)]
+        groups = self.groups
         self._shelves.remove(groups)
         for group in groups:
             self._insert(group)

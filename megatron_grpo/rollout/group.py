@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,8 @@ from .reward_values import Reward
 from .scoring import Scoring
 
 log = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS_KNOWN = 100_000  # far more than can come again: what is older was trained
 
 
 class GroupRollout:
@@ -57,7 +58,7 @@ class GroupRollout:
         self._num_generating = 0
         self._drained = asyncio.Event()
         self._drained.set()
-        self._attempts = itertools.count()
+        self._attempts: dict[int, int] = {}  # of the last prompts
         self._counts = RolloutCounts()
 
     async def run_group(self, prompt: Prompt, *, target_step: int, generation_version: int) -> TrajectoryGroup:
@@ -109,13 +110,22 @@ class GroupRollout:
                 self._drained.set()
 
     async def _generate(self, prompt: Prompt, target_step: int) -> list[Completion]:
-        # An ordinal may come again (evicted as stale, regenerated), a request id may not.
-        request_id = f"prompt-{prompt.ordinal}-step-{target_step}-{next(self._attempts)}"
+        request_id = f"prompt-{prompt.ordinal}-step-{target_step}-{self._next_attempt(prompt.ordinal)}"
         completions = await self._generator.generate(
             prompt.token_ids, num_generations=self._num_generations, sampling=self._sampling, request_id=request_id
         )
         check_completions(completions, self._num_generations, f"prompt {prompt.ordinal}")
         return completions
+
+    def _next_attempt(self, ordinal: int) -> int:
+        """A prompt may come again (evicted as stale, regenerated), a request id may not. Counted per prompt: ids seed
+        the sampling, so that a resumed run must give a prompt the id that it would have had.
+        """
+        attempt = self._attempts.pop(ordinal, 0)
+        self._attempts[ordinal] = attempt + 1
+        if len(self._attempts) > _MAX_ATTEMPTS_KNOWN:
+            del self._attempts[next(iter(self._attempts))]
+        return attempt
 
     def _transformed(self, rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[Reward]:
         values = np.array([reward.value for reward in rewards], np.float64)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_grpo.backends import BackendSetting, check_capabilities, load_backend
+from megatron_grpo.checkpoint.saving import NoCheckpoints
 from megatron_grpo.config.rule_modes import backend_is_installed, installed_backends
 from megatron_grpo.data.stream import PromptRow, PromptStream
 from megatron_grpo.errors import ConfigError
@@ -18,6 +19,7 @@ from megatron_grpo.loop import Run, async_grpo_train
 from megatron_grpo.replay.buffer import ReplayBuffer
 from megatron_grpo.rollout.group import GroupRollout
 from megatron_grpo.rollout.reward_values import Reward
+from megatron_grpo.stopping import StopRequest
 from megatron_grpo.types import Problem, Sampling
 from megatron_grpo.weight_sync import quiet
 from megatron_grpo.weight_sync.choose import choose_weight_sync
@@ -108,6 +110,8 @@ async def train(made, *, in_flight):
             batcher=trainer,
             reporter=reports,
             validation_due=lambda finished: False,
+            checkpoints=NoCheckpoints(),
+            stop=StopRequest(),
         )
     )
     await made.close()

@@ -2,12 +2,13 @@ import json
 
 import pytest
 
+from megatron_grpo.checkpoint.contents import STREAM_STATE_NAME
 from megatron_grpo.checkpoint.directory import CheckpointDirectory
 from megatron_grpo.checkpoint.manifest import REPLAY_BUFFER_NAME
 from megatron_grpo.data.stream import EpochOrder
 from megatron_grpo.data.stream_state import StreamState
 from megatron_grpo.errors import CheckpointError
-from megatron_grpo.inspect_checkpoint import STREAM_STATE_NAME, run_inspect
+from megatron_grpo.inspect_checkpoint import run_inspect
 from megatron_grpo.replay.storage import SavedBuffer, save_buffer
 from megatron_grpo.types import FrontierState
 from tests.fakes import make_group, make_trajectory

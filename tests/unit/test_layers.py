@@ -41,7 +41,9 @@ TABLE = {
     "conversion": Row(VALUES, "torch numpy safetensors"),
     "metrics": Row(VALUES, "numpy tensorboard wandb"),
     "report": Row(f"{VALUES} metrics", "rich"),
-    "loop": Row(PURE),
+    "stopping": Row(),
+    "signals": Row(f"{VALUES} stopping"),
+    "loop": Row(f"{PURE} stopping"),
     "backends": Row(PURE),
     "batcher": Row(PURE),
     "collector": Row(PURE),
@@ -70,13 +72,16 @@ TABLE = {
         "ray numpy psutil",
     ),
     "check": Row(f"{VALUES} config layout", "rich"),
+    "resume": Row(f"{VALUES} config data checkpoint"),
     "verify": Row(f"{VALUES} data"),
     "inspect_checkpoint": Row(f"{VALUES} data replay checkpoint"),
     "workload": EVERYTHING,
+    "plan": Row(f"{VALUES} config layout backends checkpoint resume workload"),
+    "assembly": EVERYTHING,
     "launch": EVERYTHING,
-    "__main__": Row("errors check launch"),
+    "__main__": Row("errors check launch verify inspect_checkpoint"),
 }
-SPEAKS_RAY = ("ray_runtime", "launch")
+SPEAKS_RAY = ("ray_runtime", "assembly")
 
 
 def part_of(module: str) -> str | None:

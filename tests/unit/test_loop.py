@@ -5,8 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from megatron_grpo.checkpoint.saving import NoCheckpoints
 from megatron_grpo.errors import EndOfData, ReplayClosed
 from megatron_grpo.loop import Run, async_grpo_train
+from megatron_grpo.stopping import StopRequest
 from megatron_grpo.types import Collected, Sampled, TrainResult, ValidationResult
 from tests.fakes import make_group
 
@@ -80,7 +82,15 @@ class Recorder:
         self.calls.append(f"validated {step}")
 
 
-def train(recorder, *, start_step=0, num_steps=2, validation_due=lambda finished: False):
+def train(
+    recorder,
+    *,
+    start_step=0,
+    num_steps=2,
+    validation_due=lambda finished: False,
+    checkpoints=None,
+    stop=None,
+):
     run = Run(
         start_step=start_step,
         num_steps=num_steps,
@@ -91,6 +101,8 @@ def train(recorder, *, start_step=0, num_steps=2, validation_due=lambda finished
         batcher=recorder,
         reporter=recorder,
         validation_due=validation_due,
+        checkpoints=checkpoints or NoCheckpoints(),
+        stop=stop or StopRequest(),
     )
     return asyncio.run(async_grpo_train(run))
 

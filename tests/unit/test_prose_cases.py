@@ -43,8 +43,29 @@ COVERED = {
         "unit/replay/test_admission.py::test_the_limit_counts_whole_batches_per_step",
     ],
     "G2-01": ["buffer_cases.json#G2-01", "buffer_cases.json#G2-01b"],
+    "G2-06": [
+        "unit/data/test_saved_prompts.py::"
+        "test_a_run_without_alignment_and_its_descendants_go_on_at_the_live_cursor_and_say_so",
+        "unit/test_resume.py::test_a_checkpoint_without_alignment_goes_on_at_its_cursor",
+    ],
     "G2-07": ["buffer_cases.json#G2-07"],
     "G2-10": ["buffer_cases.json#G2-10"],
+    "G2-11": [
+        "unit/replay/test_storage.py::test_a_missing_key_is_named_with_the_file",
+        "unit/replay/test_storage.py::test_what_does_not_fit_together_is_named_with_the_file",
+    ],
+    "G2-13": [
+        "unit/test_resume.py::test_a_buffer_that_is_absent_or_not_wanted_starts_empty",
+        "unit/checkpoint/test_directory.py::test_only_the_replay_buffer_may_be_absent",
+    ],
+    "G2-15": [
+        "unit/checkpoint/test_directory.py::test_the_latest_is_the_highest_number_of_complete_directories",
+        "unit/checkpoint/test_directory.py::test_a_later_directory_without_its_manifest_is_not_skipped_in_silence",
+    ],
+    "G2-18": [
+        "unit/test_resume.py::test_other_data_is_refused_with_both_numbers",
+        "ray/test_resume.py::test_other_data_and_other_group_sizes_are_refused_before_anything_starts",
+    ],
     "G2-19": [
         "unit/data/test_datasets.py::test_fewer_rows_than_a_step_are_refused_naming_both_numbers",
         "unit/data/test_stream.py::test_fewer_rows_than_a_batch_are_refused",
@@ -53,6 +74,16 @@ COVERED = {
         "unit/data/test_stream.py::test_ten_prompts_four_a_step_two_epochs_are_four_steps_of_distinct_prompts",
         "unit/data/test_stream.py::test_forty_five_rows_twelve_a_step_three_epochs_are_nine_steps",
         "ray/test_end_to_end.py::test_a_users_environment_trains_until_its_rows_are_used_up",
+    ],
+    "G2-22": ["ray/test_resume.py::test_a_finished_run_started_again_starts_nothing"],
+    "G2-24": [
+        "unit/data/test_saved_prompts.py::"
+        "test_a_resumed_run_goes_on_in_the_order_of_the_uninterrupted_one_through_epochs",
+        "ray/test_resume.py::test_a_synchronous_run_that_was_stopped_goes_on_as_if_it_had_not_been",
+    ],
+    "G2-27": [
+        "unit/data/test_saved_prompts.py::test_prompts_of_restored_groups_are_not_handed_out_again",
+        "ray/test_resume.py::test_a_synchronous_run_that_was_stopped_goes_on_as_if_it_had_not_been",
     ],
     "G3-01": ["loss_fixtures.json#A-01"],
     "G3-03": ["loss_fixtures.json#A-04"],
@@ -105,21 +136,20 @@ COVERED = {
         "unit/data/test_prompts_hard.py::test_the_broken_line_is_refused_with_file_and_line",
         "unit/data/test_prompts_hard.py::test_unusable_rows_are_named_by_id_and_field",
     ],
+    "G5-17": [
+        "unit/test_signals.py::test_the_deadline_of_the_job_asks_too_and_wants_another_start",
+        "unit/test_loop_saves.py::test_a_stop_while_a_step_trains_saves_that_step_and_publishes_nothing",
+    ],
+    "G5-18": [
+        "megatron/test_checkpoint.py::test_a_run_resumes_in_another_layout_and_comes_back",
+        "unit/checkpoint/test_saving.py::"
+        "test_the_loop_goes_on_while_the_ranks_write_and_the_checkpoint_appears_afterwards",
+    ],
     "G5-20": ["megatron/test_inference_control.py::test_a_dead_engine_fails_every_request_with_its_own_traceback"],
 }
 
 LATER = {
-    "G2-05": "_checkpoints",
-    "G2-06": "_checkpoints",
-    "G2-11": "_checkpoints",
-    "G2-13": "_checkpoints",
-    "G2-15": "_checkpoints",
-    "G2-18": "_checkpoints",
-    "G2-22": "_checkpoints",
-    "G2-24": "_checkpoints",
-    "G2-27": "_checkpoints",
-    "G5-17": "_checkpoints",
-    "G5-18": "_checkpoints",
+    "G2-05": "_streaming_data",  # rows of index-addressable data always carry their ordinal
 }
 
 

@@ -9,7 +9,6 @@ MEGATRON = "policy.megatron_cfg"
 MCORE = "policy.generation.mcore_generation_config"
 
 ASKED = [
-    {"checkpointing.enabled": True},
     VLLM,
     {"policy.generation.stop_strings": ["END"]},
     {f"{MEGATRON}.pipeline_model_parallel_size": 2},

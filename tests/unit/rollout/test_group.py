@@ -173,6 +173,16 @@ def test_equal_rewards_are_counted_as_zero_variance():
     assert group_rollout.take_counts().num_zero_variance_groups == 1
 
 
+def test_a_request_id_depends_on_nothing_but_its_prompt():
+    """Ids seed the sampling: a resumed run gives a prompt the id of the uninterrupted one."""
+    after_others, alone = (EchoGenerator(lambda prompt_ids: [text("a")]) for _ in range(2))
+    for generator, ordinals in ((after_others, (1, 2, 3)), (alone, (3,))):
+        group_rollout = GroupRollout(generator, LengthRewards(), CharacterTokenizer(), SAMPLING, 1)
+        for ordinal in ordinals:
+            run(group_rollout, make_prompt(ordinal))
+    assert after_others.request_ids[-1] == alone.request_ids[-1]
+
+
 def test_a_prompt_that_comes_again_has_another_request_id():
     generator = EchoGenerator(lambda prompt_ids: [text("a")])
     group_rollout = GroupRollout(generator, LengthRewards(), CharacterTokenizer(), SAMPLING, 1)
