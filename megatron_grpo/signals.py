@@ -13,6 +13,8 @@ from .stopping import Stop, StopRequest
 
 log = logging.getLogger(__name__)
 
+DEADLINE = Stop(ending="deadline", requeue=True, reason="checkpointing.checkpoint_must_save_by is reached")
+
 
 async def until_signal(
     work: Coroutine[Any, Any, int], stop: StopRequest, *, saves: bool, must_save_in_s: float | None = None
@@ -22,34 +24,41 @@ async def until_signal(
     SIGINT cancels at once. With `saves`, SIGTERM, SIGUSR1 and the deadline ask the loop to save and return; before the
     loop runs nothing is new since the last checkpoint, and the work is cancelled: None. Without, signals cancel.
     """
-    task = asyncio.ensure_future(work)
-    received: list[signal.Signals] = []
-
-    def ask(request: Stop) -> None:
-        log.warning("%s: the run saves and ends", request.reason)
-        stop.request(request)
-        if not stop.is_heard:
-            task.cancel()
-
-    def on_signal(number: signal.Signals) -> None:
-        if saves and number != signal.SIGINT:
-            requeue = number == signal.SIGUSR1  # a preemption notice; SIGTERM is somebody who wants it to end
-            ask(Stop(ending="preempted", requeue=requeue, reason=f"signal {number.name}"))
-            return
-        received.append(number)
-        task.cancel()
-
+    ends = _Ends(asyncio.ensure_future(work), stop)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGINT, ends.cancel, signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        loop.add_signal_handler(number, ends.preempt if saves else ends.cancel, number)
     if saves and must_save_in_s is not None:
-        deadline = Stop(ending="deadline", requeue=True, reason="checkpointing.checkpoint_must_save_by is reached")
-        loop.call_later(max(0.0, must_save_in_s), ask, deadline)
+        loop.call_later(max(0.0, must_save_in_s), ends.ask, DEADLINE)
     try:
-        return await task
+        return await ends.task
     except asyncio.CancelledError:
-        if received:
-            raise Interrupted(received[0]) from None
+        if ends.cancelled_by is not None:
+            raise Interrupted(ends.cancelled_by) from None
         if stop.requested:
             return None
         raise
+
+
+class _Ends:
+    """How `task` is brought to its end."""
+
+    def __init__(self, task: asyncio.Task[int], stop: StopRequest):
+        self.task = task
+        self.cancelled_by: signal.Signals | None = None
+        self._stop = stop
+
+    def cancel(self, number: signal.Signals) -> None:
+        self.cancelled_by = number
+        self.task.cancel()
+
+    def preempt(self, number: signal.Signals) -> None:
+        requeue = number == signal.SIGUSR1  # a preemption notice; SIGTERM is somebody who wants it to end
+        self.ask(Stop(ending="preempted", requeue=requeue, reason=f"signal {number.name}"))
+
+    def ask(self, request: Stop) -> None:
+        log.warning("%s: the run saves and ends", request.reason)
+        self._stop.request(request)
+        if not self._stop.is_heard:
+            self.task.cancel()

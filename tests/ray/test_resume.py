@@ -13,10 +13,11 @@ import time
 
 import pytest
 
-from tests.ray.test_end_to_end import DISJOINT, NUM_PROMPTS, SYNC, TINY
+from tests.ray.test_end_to_end import DISJOINT, NUM_PROMPTS, RECIPES, SYNC, TINY, TP2
 from tests.running import REPOSITORY, LiveRun
 
 NUM_STEPS = 12
+IN_FLIGHT = RECIPES / "grpo-sort3-1n1g-megatron_async_inflight_colocated.yaml"
 NEEDED = ("policy worker 0", "generation worker 0", "collector", "replay buffer")
 REPEATED = ("train/reward", "train/num_generated_tokens", "train/learning_rate", "train/max_trajectory_age")
 CLOSE = ("train/loss", "train/grad_norm", "train/approx_entropy")  # the engine's batches change their last bits
@@ -102,6 +103,21 @@ def test_other_data_and_other_group_sizes_are_refused_before_anything_starts(uni
     with start(SYNC, folder, *other_groups) as run:
         assert run.wait(60) == 2, run.output
         assert "groups of 4 answers" in run.output
+
+
+def test_an_asynchronous_run_told_to_leave_goes_on_in_another_layout(tmp_path):
+    """SIGUSR1 with requests in flight in a sleeping engine; then two tensor-parallel ranks instead of one."""
+    with start(IN_FLIGHT, tmp_path) as run:
+        run.wait_for_step(4)
+        run.process.send_signal(signal.SIGUSR1)
+        assert run.wait(60) == 0, run.output
+        run.wait_for_nothing_left()
+    stopped = outcome(tmp_path)
+    assert (stopped["ending"], stopped["requeue"]) == ("preempted", True)
+    output, records = finish(IN_FLIGHT, tmp_path, "cluster.gpus_per_node=2", TP2)
+    assert f"resumed after step {stopped['step']}" in output
+    assert [record["step"] for record in records] == list(range(1, NUM_STEPS + 1))
+    assert verify(tmp_path)["num_trained"] == NUM_STEPS * NUM_PROMPTS
 
 
 def test_runs_killed_at_random_lose_and_repeat_nothing(tmp_path):

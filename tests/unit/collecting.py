@@ -25,6 +25,7 @@ class Parts:
         timeout_s=30.0,
         rollout=None,
         admission=None,
+        journal=None,
     ):
         self.rollout = rollout or SteppedRollout()
         row = PromptRow(token_ids=(1,), env_name="fake", problem=Problem(question="", answer=""))
@@ -46,6 +47,7 @@ class Parts:
             max_failures=max_failures,
             group_timeout_s=timeout_s,
             admission=admission,
+            journal=journal,
         )
 
     async def train(self, step):

@@ -31,6 +31,15 @@ def test_an_unknown_option_is_refused(capsys):
     assert "--jsn" in capsys.readouterr().err
 
 
+def test_verify_and_inspect_know_no_overrides_and_name_what_is_missing(tmp_path, capsys):
+    for command, said in (("verify", "no run with a ledger"), ("inspect", "is no checkpoint")):
+        assert command_line.main([command, str(tmp_path)]) == 1
+        assert said in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            command_line.main([command, str(tmp_path), "a.b=1"])
+        assert "a.b=1" in capsys.readouterr().err
+
+
 RECIPE = """
 defaults: {base}
 data: {{train: {{env: mine, num_rows: 40}}}}
