@@ -35,6 +35,8 @@ from .retention import Retention
 
 log = logging.getLogger(__name__)
 
+METRICS = ("val:accuracy", "val:reward")  # what retention can rank by
+
 
 class PolicyStore(Protocol):
     async def begin_save(self, path: Path) -> None:
@@ -98,6 +100,11 @@ class RunCheckpoints:
         self._num_steps = num_steps
         self._last_saved = last_saved
         self._save: _Save | None = None
+        if retention.keep_top_k is not None and retention.metric_name not in (None, *METRICS):
+            log.warning(
+                "checkpointing.metric_name %r is not measured when a checkpoint is kept or removed (%s are): the newest "
+                "stay", retention.metric_name, ", ".join(METRICS)
+            )  # fmt: skip
 
     def due(self, finished: int) -> bool:
         return self.lacks(finished) and (finished % self._retention.save_period == 0 or finished == self._num_steps)
@@ -130,7 +137,7 @@ class RunCheckpoints:
 
     def validated(self, finished: int, result: ValidationResult) -> None:
         if self._save is not None and self._save.step == finished:
-            self._save.metrics |= {"val:accuracy": result.accuracy, "val:reward": result.mean_reward}
+            self._save.metrics |= dict(zip(METRICS, (result.accuracy, result.mean_reward), strict=True))
 
     async def poll(self) -> None:
         await self._advance(blocking=False)

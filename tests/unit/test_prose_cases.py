@@ -44,8 +44,7 @@ COVERED = {
     ],
     "G2-01": ["buffer_cases.json#G2-01", "buffer_cases.json#G2-01b"],
     "G2-06": [
-        "unit/data/test_saved_prompts.py::"
-        "test_a_run_without_alignment_and_its_descendants_go_on_at_the_live_cursor_and_say_so",
+        "unit/data/test_saved_prompts.py::test_a_run_without_alignment_stays_so_with_its_descendants",
         "unit/test_resume.py::test_a_checkpoint_without_alignment_goes_on_at_its_cursor",
     ],
     "G2-07": ["buffer_cases.json#G2-07"],
@@ -77,8 +76,7 @@ COVERED = {
     ],
     "G2-22": ["ray/test_resume.py::test_a_finished_run_started_again_starts_nothing"],
     "G2-24": [
-        "unit/data/test_saved_prompts.py::"
-        "test_a_resumed_run_goes_on_in_the_order_of_the_uninterrupted_one_through_epochs",
+        "unit/data/test_saved_prompts.py::test_a_resumed_run_keeps_the_uninterrupted_order_through_epochs",
         "ray/test_resume.py::test_a_synchronous_run_that_was_stopped_goes_on_as_if_it_had_not_been",
     ],
     "G2-27": [
@@ -142,8 +140,7 @@ COVERED = {
     ],
     "G5-18": [
         "megatron/test_checkpoint.py::test_a_run_resumes_in_another_layout_and_comes_back",
-        "unit/checkpoint/test_saving.py::"
-        "test_the_loop_goes_on_while_the_ranks_write_and_the_checkpoint_appears_afterwards",
+        "unit/checkpoint/test_saving.py::test_the_loop_goes_on_while_ranks_write_and_a_checkpoint_follows",
     ],
     "G5-20": ["megatron/test_inference_control.py::test_a_dead_engine_fails_every_request_with_its_own_traceback"],
 }

@@ -90,7 +90,7 @@ def test_a_save_is_due_at_each_period_and_at_the_last_step_and_never_twice(direc
     assert asyncio.run(due()) == [6, 8, 9]
 
 
-def test_the_loop_goes_on_while_the_ranks_write_and_the_checkpoint_appears_afterwards(directory):
+def test_the_loop_goes_on_while_ranks_write_and_a_checkpoint_follows(directory):
     async def run():
         stores = Stores()
         saving = checkpoints(directory, stores)
@@ -139,6 +139,15 @@ def test_a_second_save_waits_for_the_first_and_old_ones_are_removed(directory):
 
     asyncio.run(run())
     assert directory.steps() == (2, 6)
+
+
+def test_a_metric_that_cannot_rank_checkpoints_is_told(directory, caplog):
+    checkpoints(directory, Stores(), metric_name="train:reward", keep_top_k=2)
+    assert "'train:reward' is not measured" in caplog.text
+    caplog.clear()
+    for name in ("val:reward", None):
+        checkpoints(directory, Stores(), metric_name=name, keep_top_k=2)
+    assert caplog.text == ""
 
 
 def test_a_run_without_alignment_saves_its_buffer_without_ordinals(directory):

@@ -32,7 +32,7 @@ def train(saved, ledger, steps):
     return rows
 
 
-def test_a_resumed_run_goes_on_in_the_order_of_the_uninterrupted_one_through_epochs(tmp_path):
+def test_a_resumed_run_keeps_the_uninterrupted_order_through_epochs(tmp_path):
     whole = train(*prompts(tmp_path / "whole", FRESH), range(12))
     saved, ledger = prompts(tmp_path / "cut", FRESH)
     rows = train(saved, ledger, range(4))
@@ -79,7 +79,7 @@ def test_a_held_prompt_that_is_settled_is_refused(tmp_path):
         prompts(tmp_path, StartPoint(step=1, point=point, oldest_versions={1: 0}))
 
 
-def test_a_run_without_alignment_and_its_descendants_go_on_at_the_live_cursor_and_say_so(tmp_path, caplog):
+def test_a_run_without_alignment_stays_so_with_its_descendants(tmp_path, caplog):
     point = LiveCursor(position=6, reason="an old checkpoint")
     saved, ledger = prompts(tmp_path, StartPoint(step=3, point=point, oldest_versions={-1: 2}))
     assert saved.source.next_prompt().ordinal == 6
