@@ -23,14 +23,17 @@ from megatron_grpo.rollout.environments import SortDigits
 from megatron_grpo.types import Problem
 
 RECIPE = "recipes/llm/grpo-sort3-1n2g-megatron_async.yaml"
-NUM_WORKERS = 4
+NUM_PROMPTS, NUM_GENERATIONS, NUM_WORKERS = 8, 8, 4
 SKIPPED = 4  # first steps: warm-up of caches and of the pipeline
 COMMON = (
     "grpo.val_at_start=false",
     "grpo.val_at_end=false",
     "grpo.val_period=0",
-    "policy.train_global_batch_size=16",  # 16 updates a step: training long enough to hide generation behind it
-    "policy.train_micro_batch_size=16",
+    # Few trajectories and many updates: two cores are not the limit, and training is long enough to hide behind.
+    f"grpo.num_prompts_per_step={NUM_PROMPTS}",
+    f"grpo.num_generations_per_prompt={NUM_GENERATIONS}",
+    "policy.train_global_batch_size=2",
+    "policy.train_micro_batch_size=2",
     "env.sort_digits.target=benchmarks.async_overlap:SlowSortDigits",
     f"env.sort_digits.num_workers={NUM_WORKERS}",
 )
@@ -88,7 +91,7 @@ def main() -> None:
     print(f"without delay: Tgen {plain.waited_s:.3f} s, Ttrain {plain.rest_s:.3f} s")
     print("wanted ratio    Tgen  Ttrain    sync   async   async/sync   limit   above the limit")
     for ratio in arguments.ratios:
-        delay_s = max(0.0, ratio * plain.rest_s - plain.waited_s) * NUM_WORKERS / (32 * 8)
+        delay_s = max(0.0, ratio * plain.rest_s - plain.waited_s) * NUM_WORKERS / (NUM_PROMPTS * NUM_GENERATIONS)
         sync = run(is_async=False, delay_s=delay_s, num_steps=arguments.steps)
         overlapped = run(is_async=True, delay_s=delay_s, num_steps=arguments.steps)
         reached, limit = overlapped.step_s / sync.step_s, max(sync.waited_s, sync.rest_s) / sync.step_s
