@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {options.recipe} cannot run:\n")
         sys.stderr.writelines(f"  {problem}\n" for problem in error.problems)
         return 2
+    except KeyboardInterrupt:  # before the run listens to signals: nothing was trained
+        sys.stderr.write("interrupted\n")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Interrupted as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,11 +60,25 @@ def train(recipe_path: str, overrides: Sequence[str] = (), *, strict: bool = Fal
     for warning in loaded.warnings:
         log.warning("%s", warning)
     plan = _plan(loaded)
-    if recipe.checkpointing.enabled:
-        _train_with_checkpoints(plan, console, started)
-    else:
-        _train(plan, console, StopRequest(), started)
+    with _own_log_dir(plan):
+        if recipe.checkpointing.enabled:
+            _train_with_checkpoints(plan, console, started)
+        else:
+            _train(plan, console, StopRequest(), started)
     return 0
+
+
+def _own_log_dir(plan: Plan) -> ExitStack:
+    """No second run writes there meanwhile. ConfigError: one does, or the directory cannot be written."""
+    stack = ExitStack()
+    checkpointing = plan.recipe.checkpointing
+    if checkpointing.enabled and Path(checkpointing.checkpoint_dir).absolute() == Path(plan.log_dir):
+        return stack  # its lock is the checkpoint directory's
+    try:
+        stack.enter_context(run_lock(Path(plan.log_dir), "logger.log_dir"))
+    except CheckpointError as error:
+        raise ConfigError(f"logger.log_dir: {error}") from error
+    return stack
 
 
 def _plan(loaded: LoadedRecipe) -> Plan:

@@ -50,11 +50,18 @@ def prepare_workload(recipe: Recipe) -> Workload:
     held_out = validation.problems[: recipe.grpo.max_val_samples] if validation else ()
     environment = _environment(recipe, train.env_name)
     tokenizer = build_tokenizer(recipe, [*train.problems, *held_out], _solutions(recipe, environment, train.problems))
+    _check_vocabulary(recipe, tokenizer)
     limit = max_prompt_tokens(recipe)
     train_rows = encode_rows(
         train.problems, tokenizer, env_name=train.env_name, max_prompt_tokens=limit, source="data.train"
     )
-    require_rows(len(train_rows), recipe.grpo.num_prompts_per_step, "data.train")
+    require_rows(
+        len(train_rows),
+        recipe.grpo.num_prompts_per_step,
+        "data.train",
+        num_too_long=len(train.problems) - len(train_rows),
+        max_tokens=limit,
+    )
     return Workload(
         tokenizer=tokenizer,
         train=train,
@@ -69,6 +76,14 @@ def prepare_workload(recipe: Recipe) -> Workload:
         environment=environment,
         num_steps=num_steps(recipe, len(train_rows)),
     )
+
+
+def _check_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    given = recipe.policy.architecture.vocab_size if recipe.policy.architecture else None
+    if given is not None and given != tokenizer.vocab_size:
+        raise ConfigError(
+            f"policy.model_config.vocab_size is {given}, but the tokenizer has {tokenizer.vocab_size} ids: leave it out"
+        )
 
 
 def _environment(recipe: Recipe, name: str) -> Environment:

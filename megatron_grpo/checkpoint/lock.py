@@ -23,27 +23,28 @@ _CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @contextmanager
-def run_lock(root: Path) -> Iterator[None]:
-    """Hold `root` (created if missing) for this process. Raises CheckpointError naming who holds it."""
+def run_lock(root: Path, setting: str = "checkpointing.checkpoint_dir") -> Iterator[None]:
+    """Hold `root` (created if missing) for this process. Raises CheckpointError naming who holds it, and the recipe key
+    `setting` that chooses another directory."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise CheckpointError(f"no run can start in {root}: {what_to_do(error, root)}") from error
     try:
-        _take(descriptor, root)
+        _take(descriptor, root, setting)
         yield
     finally:
         os.close(descriptor)  # the file stays: removing it would let two runs lock two files of one name
 
 
-def _take(descriptor: int, root: Path) -> None:
+def _take(descriptor: int, root: Path, setting: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise CheckpointError(
             f"another run uses {root}: {_holder(descriptor)}. Two runs would overwrite each other: wait for it, end "
-            "it, or set checkpointing.checkpoint_dir to another directory"
+            f"it, or set {setting} to another directory"
         ) from None
     except OSError as error:
         if error.errno not in _CANNOT_LOCK:

@@ -21,6 +21,7 @@ Item = TypeVar("Item")
 Items = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]  # YAML writes lists, a frozen recipe holds tuples
 
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what every generator in use accepts
 CountOrZero = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .base import BelowOne, Count, CountOrZero, Items, Name, Positive, PositiveFraction, PositiveOrZero, Section
+from .base import BelowOne, Count, CountOrZero, Items, Name, Positive, PositiveFraction, PositiveOrZero, Section, Seed
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -37,7 +37,7 @@ class ModelInit(Section):
     hidden_std: Positive | None = None
     embedding_std: Positive = 0.3
     output_std: Positive = 0.02
-    seed: CountOrZero = 1234
+    seed: Seed = 1234
 
 
 class TokenizerSource(Section):

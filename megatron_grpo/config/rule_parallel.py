@@ -128,6 +128,12 @@ def inline_heads_form_groups(recipe: Recipe, _: Facts) -> Iterator[str]:
         )
 
 
+def rotary_heads_are_even(recipe: Recipe, _: Facts) -> Iterator[str]:
+    model = recipe.policy.architecture
+    if model is not None and model.head_dim % 2:
+        yield f"policy.model_config.head_dim = {model.head_dim} must be even: rotary embeddings turn pairs"
+
+
 def expert_parallel_divides_experts(recipe: Recipe, facts: Facts) -> Iterator[str]:
     size, key = recipe.policy.megatron_cfg.expert_model_parallel_size, f"{MEGATRON}.expert_model_parallel_size"
     if facts.model is None or size == 1:

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     rule_parallel.tensor_parallel_divides_heads,
     rule_parallel.tensor_parallel_divides_kv_heads,
     rule_parallel.inline_heads_form_groups,
+    rule_parallel.rotary_heads_are_even,
     rule_parallel.expert_parallel_divides_experts,
     rule_parallel.pipeline_divides_layers,
     rule_parallel.sequence_parallel_needs_tensor_parallel,

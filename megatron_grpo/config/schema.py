@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from .base import Count, CountOrZero, Finite, Fraction, Items, Name, Positive, PositiveOrZero, Section
+from .base import Count, CountOrZero, Finite, Fraction, Items, Name, Positive, PositiveOrZero, Section, Seed
 from .dependent import fill
 from .policy_schema import Policy
 
@@ -62,7 +62,7 @@ class Grpo(Section):
     val_at_start: bool = False
     val_at_end: bool = False
     max_val_samples: Count = 256
-    seed: CountOrZero = 42
+    seed: Seed = 42
     use_dynamic_sampling: bool = False
     dynamic_sampling_max_gen_batches: Count = 10
     adv_estimator: AdvantageEstimator = AdvantageEstimator()
@@ -106,7 +106,7 @@ class DataSource(Section):
     path: Name | None = None
     env: Name | None = None
     num_rows: Count | None = None
-    seed: CountOrZero = 42
+    seed: Seed = 42
     streaming: bool = False
     dataset_name: Name | None = None
 

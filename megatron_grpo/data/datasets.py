@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, MegatronGrpoError
 from ..interfaces import Environment, Tokenizer
 from ..types import Problem
 from .files import FileRow, read_rows
@@ -110,8 +110,16 @@ def max_prompt_tokens(recipe: Recipe) -> int:
     return min(limits)
 
 
-def require_rows(num_rows: int, num_prompts_per_step: int, source: str) -> None:
-    """Raise DataError unless the rows fill at least one step."""
+def require_rows(
+    num_rows: int, num_prompts_per_step: int, source: str, *, num_too_long: int = 0, max_tokens: int = 0
+) -> None:
+    """Raise DataError unless the rows fill at least one step. `num_too_long` were skipped for their length."""
+    if num_rows < num_prompts_per_step <= num_rows + num_too_long:
+        raise DataError(
+            f"{source}: {num_too_long} of {num_rows + num_too_long} prompts were skipped because they are longer than "
+            f"{max_tokens} tokens, and the rest does not fill grpo.num_prompts_per_step = {num_prompts_per_step}: raise "
+            "policy.max_total_sequence_length or data.max_input_seq_length"
+        )
     if num_rows < num_prompts_per_step:
         raise DataError(
             f"{source} has {num_rows} usable prompts, fewer than grpo.num_prompts_per_step = {num_prompts_per_step}: "
@@ -141,7 +149,12 @@ class Skipped:
 
 
 def _generated(environment: Environment, env_name: str, split: SplitName, num_rows: int, seed: int) -> Split:
-    problems = tuple(environment.problems(split, num_rows, seed))
+    try:
+        problems = tuple(environment.problems(split, num_rows, seed))
+    except MegatronGrpoError:
+        raise
+    except Exception as error:  # the user's code, which may fail in any way
+        raise DataError(f"env.{env_name}: problems() failed: {type(error).__name__}: {error}") from error
     for problem in problems:
         if not isinstance(problem, Problem):
             raise DataError(f"env.{env_name}: problems() returned a {type(problem).__name__}; expected types.Problem")

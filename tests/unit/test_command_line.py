@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_grpo import __main__ as command_line
+from megatron_grpo.checkpoint.lock import run_lock
 
 
 def test_a_missing_recipe_is_the_only_thing_asked_for(capsys):
@@ -58,3 +59,22 @@ def test_the_console_script_finds_a_users_module_in_the_start_directory(tmp_path
     command = [str(script), "train", "r.yaml"]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "lies_beside_the_recipe:Task is a str, not a class" in done.stderr
+
+
+@pytest.mark.parametrize("error, code", [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141)])
+def test_an_early_interrupt_and_a_reader_that_left_end_without_a_traceback(monkeypatch, error, code):
+    def raises(options):
+        raise error
+
+    monkeypatch.setattr(command_line, "_check", raises)
+    monkeypatch.setattr(command_line.os, "dup2", lambda *descriptors: None)
+    assert command_line.main(["check", "r.yaml"]) == code
+
+
+def test_a_second_run_on_one_log_dir_is_refused_and_leaves_its_files_alone(tmp_path, capsys):
+    recipe = Path(__file__).parents[2] / "recipes/llm/grpo-sort3-1n1g-megatron_async_colocated.yaml"
+    (tmp_path / "metrics.jsonl").write_text("of the first run\n")
+    with run_lock(tmp_path):
+        assert command_line.main(["train", str(recipe), f"logger.log_dir={tmp_path}"]) == 2
+    assert "set logger.log_dir to another directory" in capsys.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_text() == "of the first run\n"

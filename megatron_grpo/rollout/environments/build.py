@@ -68,14 +68,15 @@ def _has_method(environment_class: type, method: str) -> bool:
 
 
 def _construct(key: str, target: str, environment_class: type, arguments: Mapping[str, Any]) -> Environment:
+    """Messages name the options, not their values: a value may be a secret taken from the environment."""
     try:
         inspect.signature(environment_class).bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"{key}: {target} does not take the options {dict(arguments)}: {error}") from None
+        raise ConfigError(f"{key}: {target} does not take the options {list(arguments)}: {error}") from None
     try:
         return environment_class(**arguments)
     except Exception as error:  # the constructor is the user's code, which may fail in any way
-        raise ConfigError(f"{key}: {target} refused the options {dict(arguments)}: {_in_words(error)}") from error
+        raise ConfigError(f"{key}: {target} refused the options {list(arguments)}: {_in_words(error)}") from error
 
 
 def _in_words(error: Exception) -> str:

@@ -44,3 +44,9 @@ def test_a_directory_that_cannot_be_made_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="no run can start in"), run_lock(tmp_path / "file"):
         pass
+
+
+def test_the_message_names_the_setting_that_chose_the_directory(tmp_path):
+    wanted = pytest.raises(CheckpointError, match="set logger.log_dir to another")
+    with run_lock(tmp_path), wanted, run_lock(tmp_path, "logger.log_dir"):
+        raise AssertionError("two runs hold one directory")

@@ -97,6 +97,10 @@ def test_the_generators_own_tensor_parallel_size_is_held_against_heads_too():
     )
 
 
+def test_rotary_heads_are_even():
+    assert "head_dim = 31" in only(found(rule_parallel.rotary_heads_are_even, {"policy.model_config.head_dim": 31}))
+
+
 def test_inline_heads_form_groups():
     problem = only(found(rule_parallel.inline_heads_form_groups, {"policy.model_config.num_key_value_heads": 3}))
     assert_names(problem, "policy.model_config.num_attention_heads = 4", "policy.model_config.num_key_value_heads = 3")

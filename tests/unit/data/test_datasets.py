@@ -184,3 +184,23 @@ def test_fewer_rows_than_a_step_are_refused_naming_both_numbers():
     with pytest.raises(DataError) as refused:
         require_rows(3, 4, "data.train")
     assert all(word in str(refused.value) for word in ("3", "4", "grpo.num_prompts_per_step", "data.train"))
+
+
+def test_rows_that_are_missing_because_they_are_too_long_are_told_as_such():
+    with pytest.raises(DataError, match=r"640 of 640 .* 3 tokens.*policy.max_total_sequence_length"):
+        require_rows(0, 4, "data.train", num_too_long=640, max_tokens=3)
+
+
+@pytest.mark.parametrize("answer", [None, ValueError("no such file")])
+def test_an_environment_that_cannot_give_problems_is_named(answer):
+    class Broken:
+        def problems(self, split, num, seed):
+            if answer is None:
+                return
+            raise answer
+
+    data = SimpleNamespace(
+        train=SimpleNamespace(env="mine", path=None, num_rows=4, seed=0), default=SimpleNamespace(env_name=None)
+    )
+    with pytest.raises(DataError, match=r"env.mine: problems\(\) failed"):
+        load_split(SimpleNamespace(data=data), "train", lambda name: Broken())
