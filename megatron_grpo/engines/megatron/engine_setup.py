@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import logging
@@ -50,7 +51,13 @@ class IdTokenizer:
 
 
 class SharedModuleEngine(DynamicInferenceEngine):
-    """An engine whose module trains while it is suspended."""
+    """An engine whose module trains while it is suspended. `peer_timeout_s` bounds its wait for other ranks."""
+
+    peer_timeout_s: float
+
+    async def _world_barrier(self) -> None:
+        """Megatron would wait for ever for a rank that died on the way to a common state."""
+        await asyncio.wait_for(super()._world_barrier(), self.peer_timeout_s)
 
     def resume(self) -> None:
         """Runs on each rank's engine loop, so no rank can step before its module left training mode."""
@@ -112,6 +119,7 @@ def build_engine(module: MegatronModule, recipe: Recipe, vocab_size: int) -> Dyn
     wrapper = GPTInferenceWrapper(module, context)
     controller = TextGenerationController(wrapper, IdTokenizer(vocab_size))
     engine = SharedModuleEngine(controller, context)
+    engine.peer_timeout_s = recipe.timeouts.refit
     controller._sampling = StreamSampling(engine)  # Megatron chooses its backend by name and takes no instance
     if context.kv_cache_management_mode != KVCacheManagementMode.PERSIST:
         _shorten_collections()
