@@ -31,7 +31,7 @@ endif
 TESTS ?=
 PYTEST := $(RUN) -m pytest -q --durations=5 $(TESTS)
 
-.PHONY: help setup train check test test-unit test-megatron test-ray lint format acceptance lock clean
+.PHONY: help setup train check test test-unit test-megatron test-ray test-smoke lint format acceptance lock clean
 
 help:
 	@echo 'make train [RECIPE=file.yaml] [ARGS="key=value ..."]   train; the default recipe learns in minutes on two cores'
@@ -51,7 +51,7 @@ train: $(STAMP)
 check: $(STAMP)
 	@$(RUN) -m megatron_grpo check '$(RECIPE)' $(ARGS)
 
-test: test-unit test-megatron test-ray
+test: test-unit test-megatron test-smoke
 
 test-unit: $(STAMP)
 	$(PYTEST) tests/unit
@@ -61,6 +61,10 @@ test-megatron: $(STAMP)
 
 test-ray: $(STAMP)
 	$(PYTEST) tests/ray
+
+# The whole runs that are quick; test-ray has all of them.
+test-smoke: $(STAMP)
+	$(PYTEST) tests/ray -m 'not long'
 
 acceptance: $(STAMP)
 	$(PYTEST) tests/acceptance

@@ -1,5 +1,7 @@
 """A generation backend of another package runs through the real command line: it is found, refitted and trained on."""
 
+import pytest
+
 from tests.running import REPOSITORY, LiveRun
 
 DISJOINT = REPOSITORY / "recipes/llm/grpo-sort3-1n2g-megatron_async.yaml"
@@ -15,6 +17,7 @@ def test_a_backend_found_by_its_entry_point_trains(tmp_path, monkeypatch):
         run.wait_for_nothing_left()
 
 
+@pytest.mark.long
 def test_rewards_that_never_differ_end_a_run_with_dynamic_sampling_by_its_key(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests/example_backend"))
     sampling = ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_max_gen_batches=3")

@@ -149,7 +149,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["TP2", pytest.param("DP2", marks=pytest.mark.long), pytest.param("disjoint TP2+TP2", marks=pytest.mark.long)]
+)
 def test_a_layout_trains_and_begins_as_a_single_rank_does(layout, tmp_path, disjoint):
     recipe, overrides = LAYOUTS[layout]
     finished = run_to_end(recipe, tmp_path, *overrides)

@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.running import REPOSITORY, LiveRun
 
 RECIPES = REPOSITORY / "recipes/llm"
@@ -26,6 +28,7 @@ def end_after(tmp_path, recipe, worker, number, *overrides):
         return seconds, run.output
 
 
+@pytest.mark.long
 def test_a_hung_receiver_ends_the_run_within_the_refit_deadline(tmp_path):
     seconds, output = end_after(tmp_path, IN_FLIGHT, "generation worker 0", signal.SIGSTOP)
     assert "generation worker 0: " in output and "timeouts.refit = 5 s" in output, output
@@ -33,6 +36,7 @@ def test_a_hung_receiver_ends_the_run_within_the_refit_deadline(tmp_path):
     assert seconds < REFIT_S + 25
 
 
+@pytest.mark.long
 def test_a_rank_killed_between_reshardings_ends_the_run_by_name(tmp_path):
     seconds, output = end_after(tmp_path, RESHARDED, "policy worker 1", signal.SIGKILL)
     assert "policy worker 1 died" in output, output

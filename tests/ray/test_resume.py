@@ -105,6 +105,7 @@ def test_other_data_and_other_group_sizes_are_refused_before_anything_starts(uni
         assert "groups of 4 answers" in run.output
 
 
+@pytest.mark.long
 def test_an_asynchronous_run_told_to_leave_goes_on_in_another_layout(tmp_path):
     """SIGUSR1 with requests in flight in a sleeping engine; then two tensor-parallel ranks instead of one."""
     with start(IN_FLIGHT, tmp_path) as run:
@@ -120,6 +121,7 @@ def test_an_asynchronous_run_told_to_leave_goes_on_in_another_layout(tmp_path):
     assert verify(tmp_path)["num_trained"] == NUM_STEPS * NUM_PROMPTS
 
 
+@pytest.mark.long
 def test_runs_killed_at_random_lose_and_repeat_nothing(tmp_path):
     """Twice any process without which a run cannot go on, at any time; each time the same command again."""
     seed = random.randrange(2**32)
