@@ -23,6 +23,10 @@ class DataError(ConfigError):
     """A data file, prompt source or environment option cannot be used (file and line named)."""
 
 
+class ConversionError(ConfigError):
+    """A model directory or checkpoint cannot be converted: the file, tensor or key, and what is wrong with it."""
+
+
 class RunFailed(MegatronGrpoError):
     """The run ended because a part of it failed; the message carries the part's own error. Exit code 1."""
 
