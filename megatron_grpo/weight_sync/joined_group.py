@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 
@@ -31,3 +32,10 @@ def join(
 def leave(group: dist.ProcessGroup) -> None:
     """Forget the group; purely local."""
     dist.destroy_process_group(group)
+
+
+def broadcast(group: dist.ProcessGroup, buffer: Tensor) -> None:
+    """From the group's rank 0 to all others, in place. RuntimeError when a peer is late or gone."""
+    options = c10d.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    group.broadcast([buffer], options).wait()
