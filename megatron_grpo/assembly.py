@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+
+from ray.util.placement_group import PlacementGroup
 
 from .backends import Backend, BackendSetting, check_capabilities
 from .batcher import GrpoBatcher
@@ -26,12 +28,14 @@ from .loop import Checkpoints, Run, async_grpo_train
 from .plan import Plan
 from .ray_runtime.actors import BufferSettings, ReplayBufferActor
 from .ray_runtime.clients import RayCollector, RayPolicyRanks, RayReplay, RayTrainer
+from .ray_runtime.cluster import reserve
 from .ray_runtime.collector_actor import AsyncTrajectoryCollector, CollectorSpec
 from .ray_runtime.megatron_backend import MegatronBackend
 from .ray_runtime.start import Workers, start_deadline, start_workers
 from .ray_runtime.starting import CollectorStart
 from .ray_runtime.stores import RayBufferStore, RayPolicyStore
 from .ray_runtime.supervision import Named, Supervisor, answer
+from .ray_runtime.vllm_backend import VllmBackend, boot, start_replicas
 from .report.progress import Display
 from .report.reporter import RunReporter
 from .stopping import StopRequest
@@ -86,19 +90,22 @@ async def _start(plan: Plan, supervisor: Supervisor) -> Parts:
     collector = Named(name="collector", handle=AsyncTrajectoryCollector.remote(spec, buffer))
     supervisor.watch(buffer)
     supervisor.watch(collector)
-    workers, _ = await asyncio.gather(
+    placement = reserve(_bundles(plan), use_gpus=plan.use_gpus, timeout_s=recipe.timeouts.actor_start)
+    replicas = _vllm_replicas(plan, supervisor, placement)
+    workers, *_ = await asyncio.gather(
         start_workers(
             recipe,
             plan.layout,
             workload.tokenizer,
             plan.log_dir,
             supervisor,
-            use_gpus=plan.use_gpus,
-            with_engine=plan.external_backend is None,
+            placement=placement,
+            with_engine=plan.external_backend is None and not replicas,
         ),
         answer(collector, collector.handle.open.remote()),
+        boot(replicas),
     )
-    backend = _backend(plan, workers)
+    backend = _backend(plan, workers, replicas)
     replay = RayReplay(buffer)
     return Parts(
         backend=backend,
@@ -110,10 +117,41 @@ async def _start(plan: Plan, supervisor: Supervisor) -> Parts:
     )
 
 
-def _backend(plan: Plan, workers: Workers) -> Backend:
+def _bundles(plan: Plan) -> list[int]:
+    """GPUs of each worker: trainer ranks, then Megatron's generation ranks or vLLM's replicas."""
+    bundles, generation = [1] * plan.layout.train.size, plan.layout.generation
+    if generation is not None and plan.external_backend is None:
+        size = generation.model_parallel if _uses_vllm(plan) else 1
+        bundles += [size] * (generation.size // size)
+    return bundles
+
+
+def _uses_vllm(plan: Plan) -> bool:
+    return plan.recipe.policy.generation.backend == "vllm"
+
+
+def _vllm_replicas(plan: Plan, supervisor: Supervisor, placement: PlacementGroup | None) -> tuple[Named, ...]:
+    if not _uses_vllm(plan):
+        return ()
+    return start_replicas(
+        plan.recipe,
+        plan.layout,
+        plan.workload.tokenizer,
+        plan.log_dir,
+        supervisor,
+        placement,
+        first_bundle=plan.layout.train.size,
+    )
+
+
+def _backend(plan: Plan, workers: Workers, replicas: Sequence[Named]) -> Backend:
     """Made, not started. ConfigError: the backend was made for another placement than the recipe's."""
+    refit_timeout_s = plan.recipe.timeouts.refit
+    if replicas:
+        workers_each = plan.layout.engine.model_parallel
+        return VllmBackend(workers.policy, replicas, workers_each=workers_each, refit_timeout_s=refit_timeout_s)
     if plan.external_backend is None:
-        return MegatronBackend(workers, refit_timeout_s=plan.recipe.timeouts.refit)
+        return MegatronBackend(workers, refit_timeout_s=refit_timeout_s)
     generation, tokenizer = plan.recipe.policy.generation, plan.workload.tokenizer
     backend = plan.external_backend(
         BackendSetting(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from .types import (
@@ -66,6 +67,10 @@ class Tokenizer(Protocol):
 
     def encode_prompt(self, problem: Problem) -> list[int]:
         """The ids a model is prompted with: chat template, prompt file, or the question itself."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the files from which transformers and vLLM load the same tokenizer."""
         ...
 
 

@@ -25,6 +25,7 @@ from .checkpoint.lock import run_lock
 from .checkpoint.outcome import Outcome, clear_outcome, write_outcome
 from .config.derived import must_save_by_s
 from .config.load import LoadedRecipe, load_recipe
+from .config.rule_modes import SHIPPED_BACKENDS
 from .config.schema import Recipe
 from .config.yaml_source import to_yaml
 from .errors import CheckpointError, ConfigError
@@ -96,7 +97,7 @@ def _plan(loaded: LoadedRecipe) -> Plan:
 
 def _external_backend(recipe: Recipe) -> BackendFactory | None:
     name = recipe.policy.generation.backend
-    return None if name == "megatron" else load_backend(name)
+    return None if name in SHIPPED_BACKENDS else load_backend(name)
 
 
 def _train_with_checkpoints(plan: Plan, console: Console, started: float) -> None:

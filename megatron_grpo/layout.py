@@ -82,6 +82,11 @@ class World:
     ranks: tuple[Rank, ...]
 
     @property
+    def model_parallel(self) -> int:
+        """Devices of one replica."""
+        return self.size // self.dp
+
+    @property
     def padding_multiple(self) -> int:
         """Padded sequence lengths divide by this: TP under sequence parallelism (each TP rank holds an equal slice of
         the tokens), times 2 x CP where the context is cut (each CP rank takes one slice from either end)."""

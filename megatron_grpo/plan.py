@@ -22,7 +22,7 @@ class Plan:
     workload: Workload
     log_dir: str
     use_gpus: bool
-    external_backend: BackendFactory | None  # None: the built-in Megatron engine generates
+    external_backend: BackendFactory | None  # None: Megatron's engine or vLLM generates
     resolved_recipe: str  # YAML
     checkpoints: CheckpointDirectory | None = None  # None: the run saves nothing
     resume: Resume | None = None  # None: a fresh run

@@ -12,10 +12,6 @@ from .schema import Recipe
 MCORE = "policy.generation.mcore_generation_config"
 
 
-def _vllm(recipe: Recipe) -> str | None:
-    return "policy.generation.backend: vllm" if recipe.policy.generation.backend == "vllm" else None
-
-
 def _stop_strings(recipe: Recipe) -> str | None:
     generation = recipe.policy.generation
     if generation.backend == "megatron" and generation.stop_strings:
@@ -67,7 +63,6 @@ def _several_turns(recipe: Recipe) -> str | None:
 
 
 FEATURES: tuple[Callable[[Recipe], str | None], ...] = (
-    _vllm,
     _stop_strings,
     _pipeline_parallel,
     _context_parallel,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
@@ -39,6 +40,9 @@ class HFTokenizer:
         self.eos_id: int = self._tokenizer.eos_token_id
         self.pad_id: int = self._pad_id(name)
         self.vocab_size: int = len(self._tokenizer)
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
 
     def _pad_id(self, name: str) -> int:
         if self._tokenizer.pad_token_id is not None:

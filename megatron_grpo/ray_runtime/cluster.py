@@ -6,9 +6,10 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group
@@ -79,29 +80,29 @@ def _has_gpus() -> bool:
     return Path("/proc/driver/nvidia").exists()
 
 
-def reserve(num_workers: int, *, use_gpus: bool, timeout_s: float) -> PlacementGroup | None:
-    """One bundle per worker, packed node by node. ConfigError when the cluster is too small for the recipe.
+def reserve(bundles: Sequence[int], *, use_gpus: bool, timeout_s: float) -> PlacementGroup | None:
+    """A bundle of so many GPUs per worker, packed node by node. ConfigError when the cluster is too small.
 
     CPU ranks need no reservation: they are small and share the cores (returns None).
     """
     if not use_gpus:
         return None
     available = int(ray.cluster_resources().get("GPU", 0))
-    if available < num_workers:
+    if available < sum(bundles):
         raise ConfigError(
-            f"the recipe asks for {num_workers} GPUs (cluster.num_nodes x cluster.gpus_per_node) "
+            f"the recipe asks for {sum(bundles)} GPUs (cluster.num_nodes x cluster.gpus_per_node) "
             f"but the Ray cluster has {available}; lower them or start more nodes"
         )
-    group = placement_group([{"GPU": 1, "CPU": 1}] * num_workers, strategy="PACK")
+    group = placement_group([{"GPU": gpus, "CPU": 1} for gpus in bundles], strategy="PACK")
     ray.get(group.ready(), timeout=timeout_s)
     return group
 
 
-def worker_options(group: PlacementGroup | None, bundle: int) -> dict[str, object]:
-    """Actor options of the worker in `bundle`. On GPUs Ray sets CUDA_VISIBLE_DEVICES to the bundle's one."""
+def worker_options(group: PlacementGroup | None, bundle: int, num_gpus: int = 1) -> dict[str, Any]:
+    """Actor options of the worker in `bundle`, all of whose GPUs Ray puts into CUDA_VISIBLE_DEVICES."""
     env = dict(WORKER_ENV)
     if group is None:
         env["CUDA_VISIBLE_DEVICES"] = ""
         return {"num_cpus": 0, "runtime_env": {"env_vars": env}}
     strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=bundle)
-    return {"num_cpus": 1, "num_gpus": 1, "scheduling_strategy": strategy, "runtime_env": {"env_vars": env}}
+    return {"num_cpus": 1, "num_gpus": num_gpus, "scheduling_strategy": strategy, "runtime_env": {"env_vars": env}}

@@ -21,11 +21,13 @@ from ..config.schema import Recipe
 from ..layout import Layout, World
 from ..types import Completion, RolloutBatch, Sampling, SupervisedBatch, TrainBatch, TrainResult
 from ..weight_sync.seat import Seat
+from ..weight_sync.wire import Manifest
 from .actors import Held, log_to_file
 from .ports import free_port
 
 if TYPE_CHECKING:
     from ..weight_sync.second_model import SecondModel
+    from ..weight_sync.stream import StreamSeat, WeightStream
     from ..weight_sync.transfer import WeightTransfer
 
 Role = Literal["policy", "generation", "colocated"]
@@ -67,6 +69,7 @@ class MegatronWorker(Held):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron")
         self._engine_started = asyncio.Event()
         self._transfer: WeightTransfer | None = None
+        self._stream: WeightStream | None = None  # an engine that reads Hugging Face names
         self._second_model: SecondModel | None = None  # colocated, and the engine is cut in its own way
 
     async def _run(self, function: Callable, *args: Any) -> Any:
@@ -186,6 +189,27 @@ class MegatronWorker(Held):
 
     async def send_weights(self) -> None:
         await self._run(self._transfer.send)
+
+    # ---- weights to an engine that reads Hugging Face names: collective over the policy ranks
+
+    async def prepare_stream(self) -> Manifest:
+        """What every later stream holds."""
+        return await self._run(self._prepare_stream)
+
+    def _prepare_stream(self) -> Manifest:
+        from ..engines.megatron.build import weight_stream
+
+        if self._stream is None:
+            self._stream = weight_stream(self._spec.recipe, self._module, self._spec.vocab_size, self._accelerator)
+        return self._stream.manifest
+
+    async def join_stream(self, seat: StreamSeat) -> None:
+        """Meet the engine's workers; again after one was replaced."""
+        await self._run(self._stream.join, seat)
+
+    async def send_stream(self) -> dict[str, int] | None:
+        """The checksums of what was sent, from rank 0. Meets `receive_stream` of the engine's replicas."""
+        return await self._run(self._stream.send)
 
     async def call_with_module(self, function: Callable, *args: Any) -> Any:
         """For generation backends of other packages: they take the weights themselves."""

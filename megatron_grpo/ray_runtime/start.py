@@ -15,7 +15,7 @@ from ..interfaces import Tokenizer
 from ..layout import Layout, World
 from ..weight_sync.seat import Seat
 from .clients import all_answers
-from .cluster import reserve, worker_options
+from .cluster import worker_options
 from .megatron_worker import MegatronWorker, Role, WorkerSpec
 from .supervision import Named, Supervisor, answer
 
@@ -69,21 +69,20 @@ async def start_workers(
     log_dir: str,
     supervisor: Supervisor,
     *,
-    use_gpus: bool,
+    placement: PlacementGroup | None,
     with_engine: bool,
 ) -> Workers:
     """All ranks with their models built and, when disjoint, joined by the transfer group. Engines are not running.
 
-    `with_engine` false: another package generates, only policy ranks are started.
+    `with_engine` false: something else generates, only policy ranks are started.
     """
     own_world = layout.generation if with_engine else None
-    num_workers = layout.train.size + (own_world.size if own_world else 0)
     factory = WorkerFactory(
         recipe=recipe,
         tokenizer=tokenizer,
         log_dir=log_dir,
         supervisor=supervisor,
-        placement=reserve(num_workers, use_gpus=use_gpus, timeout_s=recipe.timeouts.actor_start),
+        placement=placement,
     )
     if not with_engine:
         policy, generation = factory.world(layout.train, "policy", 0), ()

@@ -26,6 +26,7 @@ TRANSFER = Row(
     " weight_sync.places weight_sync.reshard",
     "torch megatron numpy",
 )
+STREAM = "weight_sync.wire weight_sync.stream weight_sync.stream_channels weight_sync.hf_model"
 EVERYTHING = Row("*", "*")
 
 TABLE = {
@@ -58,17 +59,23 @@ TABLE = {
     "weight_sync.places": TRANSFER,
     "weight_sync.reshard": TRANSFER,
     "weight_sync.second_model": TRANSFER,
+    "weight_sync.wire": Row(VALUES, "torch"),
+    "weight_sync.stream": Row(f"{VALUES} weight_sync.wire weight_sync.fingerprint", "torch"),
+    "weight_sync.stream_channels": Row("weight_sync weight_sync.stream weight_sync.joined_group", "torch vllm"),
+    "weight_sync.hf_model": Row(PURE),
     "platform": Row(PURE, "torch numpy"),
     "engines": Row(),
     "engines.megatron": Row(
-        f"{PURE} platform", "torch numpy megatron zmq transformer_engine apex flash_attn mamba_ssm causal_conv1d"
+        f"{PURE} platform {STREAM}", "torch numpy megatron zmq transformer_engine apex flash_attn mamba_ssm causal_conv1d"
     ),
-    "engines.vllm": Row(f"{PURE} platform", "torch numpy vllm"),
+    "engines.vllm": Row(
+        f"{PURE} platform {STREAM} weight_sync weight_sync.joined_group weight_sync.fingerprint", "torch numpy vllm"
+    ),
     "checkpoint": Row(PURE, "torch numpy"),
     # The actor shells build what they host, so they see the engines; only they speak Ray.
     "ray_runtime": Row(
         f"{PURE} platform engines engines.megatron engines.vllm checkpoint collector rollout validation report"
-        " weight_sync weight_sync.transfer weight_sync.second_model weight_sync.seat",
+        f" weight_sync weight_sync.transfer weight_sync.second_model weight_sync.seat {STREAM}",
         "ray numpy psutil",
     ),
     "check": Row(f"{VALUES} config layout", "rich"),

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 
+from ...conversion.mapping import WeightMapping
 from ...platform.device import Accelerator
+from ...weight_sync.hf_model import hf_architecture
+from ...weight_sync.stream import WeightStream
+from ...weight_sync.stream_channels import CHANNELS
+from .export import WeightExport
 from .model import assemble_model, build_model
 from .parallel import init_world, second_groups
 from .policy import MegatronPolicy, Rendezvous
@@ -40,3 +46,11 @@ def second_module(recipe: Recipe, engine_world: World, vocab_size: int, accelera
     """
     model = assemble_model(recipe, engine_world, vocab_size, accelerator, second_groups(engine_world))
     return model.eval().requires_grad_(False)
+
+
+def weight_stream(recipe: Recipe, module: HybridModel, vocab_size: int, accelerator: Accelerator) -> WeightStream:
+    """This rank's end of a stream to an engine that reads Hugging Face names. Collective over the trainer's world."""
+    export = WeightExport(module, WeightMapping(hf_architecture(recipe, vocab_size)))
+    return WeightStream(
+        export, rank=dist.get_rank(), device=accelerator.device, open_channel=CHANNELS[accelerator.backend]
+    )

@@ -1,36 +1,42 @@
-"""The folder from which vLLM learns what model it runs: `config.json`, and the tokenizer where text ends completions."""
+"""The folder from which vLLM learns what model it runs: a configuration, and the tokenizer where text ends completions.
+
+Weights are not in it: they come from the trainer.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from ...config.policy_schema import ModelArchitecture
+from ...conversion.architecture import CONFIG_NAME, Architecture, architecture_of, config_of, read_config
+from ...conversion.mapping import WeightMapping
+from ...errors import WeightSyncFailed
+from ...weight_sync.wire import Manifest
 
-ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
+MAX_REPORTED = 5
 
 
-def write_model_folder(
-    folder: Path, shape: ModelArchitecture, *, vocab_size: int, eos_id: int, pad_id: int, dtype: str
-) -> None:
-    """A Hugging Face model directory without weights. `vocab_size` counts the tokenizer's ids: none is padding."""
+def write_model_folder(folder: Path, architecture: Architecture, *, eos_id: int, pad_id: int, dtype: str) -> None:
+    """`architecture.vocab_size` counts the tokenizer's ids: none is padding."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = hf_config(shape, vocab_size) | {"eos_token_id": eos_id, "pad_token_id": pad_id, "dtype": dtype}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config = config_of(architecture, dtype) | {"eos_token_id": eos_id, "pad_token_id": pad_id}
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def hf_config(shape: ModelArchitecture, vocab_size: int) -> dict[str, Any]:
-    same = (
-        "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
-    )  # fmt: skip
-    return {
-        "architectures": [ARCHITECTURES[shape.model_type]],
-        **{key: getattr(shape, key) for key in same},
-        "rope_theta": shape.rope_theta,
-        "vocab_size": vocab_size,
-        "hidden_act": "silu",
-        "attention_bias": False,
-    }
+def check_manifest(folder: Path, manifest: Manifest, dtype: str) -> None:
+    """Raise WeightSyncFailed unless the trainer sends what the model in `folder` is made of. `dtype`: the engine's;
+    float32 is loaded into any.
+    """
+    expected = WeightMapping(architecture_of(read_config(folder))).hf_shapes
+    sent = {meta.name: meta for meta in manifest}
+    problems = [f"{name} {expected[name]} is not sent" for name in sorted(expected.keys() - sent.keys())]
+    problems += [f"{name} is no tensor of the engine's model" for name in sorted(sent.keys() - expected.keys())]
+    for name in sorted(expected.keys() & sent.keys()):
+        meta = sent[name]
+        if meta.shape != expected[name]:
+            problems.append(f"{name}: the trainer sends shape {meta.shape}, the engine expects {expected[name]}")
+        if meta.dtype not in (dtype, "float32"):
+            problems.append(f"{name}: the trainer sends {meta.dtype}, the engine holds {dtype}")
+    if problems:
+        shown = "\n".join(problems[:MAX_REPORTED])
+        raise WeightSyncFailed(f"nothing was sent: {len(problems)} differences between trainer and engine:\n{shown}")

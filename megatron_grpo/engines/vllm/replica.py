@@ -186,8 +186,8 @@ class VllmReplica:
         self._num_attempts += 1
         request_id = f"probe-{self._num_attempts}"
         try:
-            async for last in self._submit(list(prompt), params, self._version, request_id):
-                pass
+            async for output in self._submit(list(prompt), params, self._version, request_id):
+                last = output
         except EngineDeadError as error:
             raise self._dead() from error
         assert last is not None and last.prompt_logprobs is not None
@@ -222,7 +222,9 @@ class VllmReplica:
             self._failure.set_exception(self._dead())
             self._failure.exception()  # retrieved: nobody need be waiting
 
-    def _dead(self) -> RunFailed:
+    def _dead(self) -> BaseException:
+        if self._failure.done():  # told apart from what vLLM's own cleaning up ended
+            return self._failure.exception()
         ended = [f"{process.pid} (exit code {process.exitcode})" for process in self._processes if not process.is_alive()]
         return RunFailed(f"{self._name} failed: its engine process {', '.join(ended) or 'is not answering'} ended")
 

@@ -46,7 +46,8 @@ def engine_arguments(recipe: Recipe, folder: str, *, on_cuda: bool) -> Mapping[s
         "tensor_parallel_size": vllm.tensor_parallel_size,
         "pipeline_parallel_size": vllm.pipeline_parallel_size,
         "enable_expert_parallel": vllm.expert_parallel_size > 1,
-        "distributed_executor_backend": "mp",
+        # A single worker lives in the engine's process.
+        "distributed_executor_backend": "mp" if vllm.tensor_parallel_size * vllm.pipeline_parallel_size > 1 else "uni",
         "enforce_eager": vllm.enforce_eager or not on_cuda,
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "enable_prefix_caching": True,  # a group shares its prompt; versions are kept apart by salts
