@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .config.derived import Derived, derive
-from .config.installed import ActiveKernels, active_kernels
+from .config.installed import ActiveKernels, active_kernels, vllm_fault
 from .config.load import LoadedRecipe, load_recipe
 from .config.yaml_source import to_yaml
 from .errors import ConfigError
@@ -87,6 +87,8 @@ def _as_text(loaded: LoadedRecipe, layout: Layout, derived: Iterable[Derived], k
     for number in derived:
         yield f"  {number.name:<32} {'unknown' if number.value is None else number.value:>9}   = {number.formula}"
     yield f"\nwould run here on {kernels.accelerator}: {kernels.layer_spec} layers, {kernels.fused_adam}"
+    if loaded.recipe.policy.generation.backend == "vllm" and (fault := vllm_fault()):
+        yield f"would not run here: {fault}"
     for headline, lines in (("warnings", loaded.warnings), ("not available yet (train refuses)", loaded.notes)):
         if lines:
             yield f"\n{headline}"

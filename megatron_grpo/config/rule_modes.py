@@ -36,25 +36,20 @@ def backend_is_installed(recipe: Recipe, _: Facts) -> Iterator[str]:
         )
 
 
-def vllm_has_its_own_gpus(recipe: Recipe, _: Facts) -> Iterator[str]:
+def training_samples_are_not_filtered(recipe: Recipe, _: Facts) -> Iterator[str]:
+    """The trainer divides its logits by the temperature, as every engine does, but knows no filters."""
     generation = recipe.policy.generation
-    if generation.backend != "vllm" or not generation.colocated.enabled:
-        return
-    why = "async vLLM never shares the trainer's GPUs" if recipe.grpo.async_grpo.enabled else "not supported yet"
-    yield (
-        f"policy.generation.colocated.enabled: true with policy.generation.backend: vllm: {why}; set "
-        "policy.generation.colocated.enabled=false and its resources, or policy.generation.backend=megatron"
+    if generation.top_k is not None:
+        yield _filtered("top_k", generation.top_k, "null")
+    if generation.top_p < 1:
+        yield _filtered("top_p", generation.top_p, "1.0")
+
+
+def _filtered(key: str, value: object, neutral: str) -> str:
+    return (
+        f"policy.generation.{key} = {value}: the trainer's log-probs are those of the unfiltered distribution, so that "
+        f"ratios and importance weights would be wrong; set it to {neutral} (policy.generation.val_{key} is free)"
     )
-
-
-def vllm_async_needs_its_async_engine(recipe: Recipe, _: Facts) -> Iterator[str]:
-    generation, async_grpo = recipe.policy.generation, recipe.grpo.async_grpo
-    if generation.backend != "vllm" or not async_grpo.enabled or generation.vllm_cfg.async_engine:
-        return
-    asked = "grpo.async_grpo.enabled: true"
-    if async_grpo.in_flight_weight_updates:
-        asked += " and grpo.async_grpo.in_flight_weight_updates: true"
-    yield f"policy.generation.vllm_cfg.async_engine is false, but {asked} needs it: set it to true"
 
 
 def kv_cache_mode_is_known(recipe: Recipe, _: Facts) -> Iterator[str]:

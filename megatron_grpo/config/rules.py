@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..layout import place
-from . import rule_batch, rule_loss, rule_modes, rule_parallel
+from . import rule_batch, rule_loss, rule_modes, rule_parallel, rule_vllm
 from .facts import Facts
 from .schema import Recipe
 
@@ -17,8 +17,11 @@ Rule = Callable[[Recipe, Facts], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     rule_modes.megatron_trains,
     rule_modes.backend_is_installed,
-    rule_modes.vllm_has_its_own_gpus,
-    rule_modes.vllm_async_needs_its_async_engine,
+    rule_modes.training_samples_are_not_filtered,
+    rule_vllm.vllm_has_its_own_gpus,
+    rule_vllm.vllm_async_needs_its_async_engine,
+    rule_vllm.vllm_experts_follow_its_tensor_parallelism,
+    rule_vllm.vllm_replicas_stay_on_a_node,
     rule_modes.kv_cache_mode_is_known,
     rule_modes.kv_cache_mode_agrees_with_recompute,
     rule_modes.async_corrects_importance,

@@ -62,12 +62,12 @@ def test_the_shown_recipe_is_a_recipe(write, capsys):
 
 
 def test_programs_get_json(write, capsys):
-    assert run_check(write(VLLM), ["grpo.max_num_steps=3"], as_json=True) == 0
+    assert run_check(write(VLLM), ["grpo.max_num_steps=3", "grpo.max_rollout_turns=2"], as_json=True) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["resolved"]["grpo"]["max_num_steps"] == 3
     assert [rank["gpu"] for rank in record["layout"]["generation"]["ranks"]] == [2, 3]
     assert {number["name"]: number["value"] for number in record["derived"]}["steps"] == 3
-    assert any("vllm" in note for note in record["notes"])
+    assert any("max_rollout_turns" in note for note in record["notes"])
 
 
 def test_problems_go_to_standard_error_one_a_line(write, capsys):

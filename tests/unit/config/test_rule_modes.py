@@ -29,21 +29,13 @@ def test_a_registered_backend_is_accepted(monkeypatch):
     assert found(rule_modes.backend_is_installed, {"policy.generation.backend": "sglang"}) == []
 
 
-def test_vllm_is_never_colocated():
-    shared = {**VLLM, "policy.generation.colocated.enabled": True}
-    for mode in ({}, SYNC):
-        problem = only(found(rule_modes.vllm_has_its_own_gpus, shared, mode))
-        assert_names(problem, "policy.generation.colocated.enabled", "vllm")
-    assert found(rule_modes.vllm_has_its_own_gpus, VLLM) == []
-    assert found(rule_modes.vllm_has_its_own_gpus, {"policy.generation.colocated.enabled": True}) == []
-
-
-def test_async_vllm_needs_its_async_engine():
-    rule, off = rule_modes.vllm_async_needs_its_async_engine, {"policy.generation.vllm_cfg.async_engine": False}
-    assert_names(only(found(rule, VLLM, off)), "policy.generation.vllm_cfg.async_engine", "grpo.async_grpo.enabled")
-    in_flight = {"grpo.async_grpo.in_flight_weight_updates": True}
-    assert_names(only(found(rule, VLLM, off, in_flight)), "in_flight_weight_updates")
-    assert found(rule, VLLM) == [] and found(rule, VLLM, off, SYNC) == []
+@pytest.mark.parametrize("backend", [{}, VLLM])
+def test_filters_that_the_trainer_does_not_know_are_refused_in_training_only(backend):
+    rule = rule_modes.training_samples_are_not_filtered
+    assert_names(only(found(rule, backend, {"policy.generation.top_k": 20})), "policy.generation.top_k = 20", "null")
+    assert_names(only(found(rule, backend, {"policy.generation.top_p": 0.9})), "policy.generation.top_p = 0.9", "1.0")
+    free = {"policy.generation.temperature": 0.7, "policy.generation.val_top_k": 5, "policy.generation.val_top_p": 0.5}
+    assert found(rule, backend, free) == []
 
 
 @pytest.mark.parametrize("mode", ["persist", "offload", None])
