@@ -60,6 +60,7 @@ class Sizes:
     cp: int = 1
     ep: int = 1
     etp: int = 1
+    vpp: int = 1  # chunks of the model on each pipeline rank
     sequence_parallel: bool = False
 
     @property
@@ -77,6 +78,7 @@ class World:
     cp: int
     ep: int
     etp: int
+    vpp: int
     dp: int
     sequence_parallel: bool
     ranks: tuple[Rank, ...]
@@ -136,12 +138,14 @@ def train_sizes(recipe: Recipe) -> Sizes:
         cp=megatron.context_parallel_size,
         ep=megatron.expert_model_parallel_size,
         etp=megatron.expert_tensor_parallel_size,
+        vpp=megatron.virtual_pipeline_model_parallel_size,
         sequence_parallel=megatron.sequence_parallel,
     )
 
 
 def generation_sizes(recipe: Recipe) -> Sizes:
-    """The generator's own cut: vLLM names its sizes; Megatron follows the policy's TP unless told otherwise. How a
+    """The generator's own cut: vLLM names its sizes; Megatron follows the policy's TP unless told otherwise, and its PP
+    where both share their ranks and so the weights. Megatron's engine knows neither CP nor interleaved stages. How a
     backend of another package cuts its devices is its own business: they count one by one."""
     generation = recipe.policy.generation
     if generation.backend == "vllm":
@@ -150,9 +154,11 @@ def generation_sizes(recipe: Recipe) -> Sizes:
     if generation.backend != "megatron":
         return Sizes()
     megatron = recipe.policy.megatron_cfg
-    tp = generation.mcore_generation_config.tensor_model_parallel_size or megatron.tensor_model_parallel_size
+    own, shared = generation.mcore_generation_config, generation.colocated.enabled
+    tp = own.tensor_model_parallel_size or megatron.tensor_model_parallel_size
     return Sizes(
         tp=tp,
+        pp=own.pipeline_model_parallel_size or (megatron.pipeline_model_parallel_size if shared else 1),
         ep=megatron.expert_model_parallel_size,
         etp=megatron.expert_tensor_parallel_size,
         sequence_parallel=megatron.sequence_parallel and tp > 1,
@@ -203,6 +209,7 @@ def build_world(gpus: Sequence[Gpu], sizes: Sizes) -> World:
         cp=sizes.cp,
         ep=sizes.ep,
         etp=sizes.etp,
+        vpp=sizes.vpp,
         dp=data_parallel,
         sequence_parallel=sizes.sequence_parallel,
         ranks=tuple(_rank(rank, gpu, sizes, data_parallel) for rank, gpu in enumerate(gpus)),

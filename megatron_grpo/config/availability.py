@@ -19,9 +19,9 @@ def _stop_strings(recipe: Recipe) -> str | None:
     return None
 
 
-def _pipeline_parallel(recipe: Recipe) -> str | None:
-    size = recipe.policy.megatron_cfg.pipeline_model_parallel_size
-    return f"policy.megatron_cfg.pipeline_model_parallel_size: {size}" if size > 1 else None
+def _interleaved_pipeline(recipe: Recipe) -> str | None:
+    size = recipe.policy.megatron_cfg.virtual_pipeline_model_parallel_size
+    return f"policy.megatron_cfg.virtual_pipeline_model_parallel_size: {size}" if size > 1 else None
 
 
 def _context_parallel(recipe: Recipe) -> str | None:
@@ -64,7 +64,7 @@ def _several_turns(recipe: Recipe) -> str | None:
 
 FEATURES: tuple[Callable[[Recipe], str | None], ...] = (
     _stop_strings,
-    _pipeline_parallel,
+    _interleaved_pipeline,
     _context_parallel,
     _expert_parallel,
     _sequence_packing,

@@ -91,7 +91,12 @@ def _inert_in_policy(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "policy.megatron_cfg.scheduler.lr_decay_iters", why
         yield "policy.megatron_cfg.optimizer.min_lr", why
     if megatron.pipeline_model_parallel_size == 1:
-        for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+        for name in (
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+        ):
             yield f"policy.megatron_cfg.{name}", "policy.megatron_cfg.pipeline_model_parallel_size is 1"
 
 

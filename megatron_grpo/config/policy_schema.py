@@ -77,11 +77,14 @@ class MegatronConfig(Section):
     layer_spec: Literal["auto", "local", "te"] = "auto"
     tensor_model_parallel_size: Count = 1
     pipeline_model_parallel_size: Count = 1
+    virtual_pipeline_model_parallel_size: Count = 1
     context_parallel_size: Count = 1
     expert_model_parallel_size: Count = 1
     expert_tensor_parallel_size: Count = 1
     num_layers_in_first_pipeline_stage: Count | None = None
     num_layers_in_last_pipeline_stage: Count | None = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
     sequence_parallel: bool = False
     pipeline_dtype: Dtype = "bfloat16"
     bias_activation_fusion: bool = True
@@ -117,6 +120,7 @@ class McoreGenerationConfig(Section):
 
     kv_cache_management_mode: Name | None = "persist"
     tensor_model_parallel_size: Count | None = None
+    pipeline_model_parallel_size: Count | None = None
     max_model_len: Count | None = None
     buffer_size_gb: Positive = 10.0
     block_size_tokens: Count = 256

@@ -74,9 +74,10 @@ def generation_parallel_divides_its_gpus(recipe: Recipe, _: Facts) -> Iterator[s
     if gpus == 0 and sizes.model_parallel != train_sizes(recipe).model_parallel:
         gpus, where = train_gpus(recipe), "colocated: those that train"
     if gpus > 0 and gpus % sizes.model_parallel:
+        stages = f" x {generation_pp_key(recipe)}" if sizes.pp > 1 and recipe.policy.generation.backend != "vllm" else ""
         yield (
-            f"{_generation_tp_key(recipe)} = {sizes.model_parallel} does not divide the {gpus} GPUs that generate "
-            f"({where})"
+            f"{_generation_tp_key(recipe)}{stages} = {sizes.model_parallel} does not divide the {gpus} GPUs that "
+            f"generate ({where})"
         )
 
 
@@ -87,6 +88,12 @@ def _generation_tp_key(recipe: Recipe) -> str:
     if generation.mcore_generation_config.tensor_model_parallel_size is not None:
         return "policy.generation.mcore_generation_config.tensor_model_parallel_size"
     return f"{TP} (which the generator shares)"
+
+
+def generation_pp_key(recipe: Recipe) -> str:
+    if recipe.policy.generation.mcore_generation_config.pipeline_model_parallel_size is not None:
+        return "policy.generation.mcore_generation_config.pipeline_model_parallel_size"
+    return f"{MEGATRON}.pipeline_model_parallel_size (which the generator shares)"
 
 
 def tensor_parallel_divides_heads(recipe: Recipe, facts: Facts) -> Iterator[str]:
@@ -142,24 +149,6 @@ def expert_parallel_divides_experts(recipe: Recipe, facts: Facts) -> Iterator[st
         yield f"{key} = {size}, but the model has no experts"
     elif facts.model.num_experts % size:
         yield f"{key} = {size} does not divide the model's {facts.model.num_experts} experts (num_experts)"
-
-
-def pipeline_divides_layers(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """An uneven split takes its first and last stage off, and the rest divides evenly."""
-    megatron, layers = recipe.policy.megatron_cfg, facts.model.num_layers if facts.model else None
-    stages = megatron.pipeline_model_parallel_size
-    ends = [megatron.num_layers_in_first_pipeline_stage, megatron.num_layers_in_last_pipeline_stage]
-    given = [end for end in ends if end is not None]
-    if layers is None or stages == 1:
-        return
-    left, middle = layers - sum(given), stages - len(given)
-    if left < 0 or (left % middle if middle > 0 else left):
-        yield (
-            f"{MEGATRON}.pipeline_model_parallel_size = {stages} does not divide the model's {layers} layers "
-            "(num_hidden_layers)"
-            + (f" less the {sum(given)} of the first and last stage" if given else "")
-            + f"; set {MEGATRON}.num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage to suit"
-        )
 
 
 def sequence_parallel_needs_tensor_parallel(recipe: Recipe, _: Facts) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..layout import place
-from . import rule_batch, rule_loss, rule_modes, rule_parallel, rule_vllm
+from . import rule_batch, rule_loss, rule_modes, rule_parallel, rule_pipeline, rule_vllm
 from .facts import Facts
 from .schema import Recipe
 
@@ -54,7 +54,9 @@ RULES: tuple[Rule, ...] = (
     rule_parallel.inline_heads_form_groups,
     rule_parallel.rotary_heads_are_even,
     rule_parallel.expert_parallel_divides_experts,
-    rule_parallel.pipeline_divides_layers,
+    rule_pipeline.layers_fill_the_stages,
+    rule_pipeline.virtual_stages_need_stages,
+    rule_pipeline.ends_are_given_in_one_way,
     rule_parallel.sequence_parallel_needs_tensor_parallel,
     rule_parallel.experts_under_tensor_parallel_need_sequence_parallel,
     rule_parallel.segments_tile_the_cluster,

@@ -8,7 +8,8 @@ What it changes, and nothing else (each entry names the call that needs it):
 - string constants inside the Megatron functions listed in LITERALS: `device="cuda"` becomes `"cpu"`, the type name
   `"torch.cuda.FloatTensor"` becomes `"torch.FloatTensor"`;
 - the name `torch` inside the two inference modules that pin host memory (PINNING);
-- attributes of Megatron modules that lead to a Triton kernel or to a CUDA generator (MEGATRON_ATTRIBUTES).
+- attributes of Megatron modules that lead to a Triton kernel or a CUDA generator, or assert CUDA
+  (MEGATRON_ATTRIBUTES).
 
 torch's factories (`torch.tensor`, `torch.empty`, ...) are never replaced: `with torch.device(...)` recognises them by
 identity, so wrapping them left transformers with uninitialised rotary frequencies, without an error.
@@ -46,6 +47,10 @@ def _set_rng_state(new_state: torch.Tensor, device: int = -1, graph_safe: bool =
     torch.default_generator.set_state(new_state)
 
 
+def _exists(tensor: torch.Tensor | None) -> None:
+    assert tensor is not None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replaced:
     """One module attribute that gets another value on the CPU."""
@@ -68,6 +73,12 @@ MEGATRON_ATTRIBUTES = (
         name="triton_append_key_value_cache",
         value=None,
         needed_by="append_key_value_cache: None selects the torch code instead of a Triton kernel",
+    ),
+    Replaced(
+        module="megatron.core.inference.communication_utils",
+        name="_is_cuda",
+        value=_exists,
+        needed_by="an engine with pipeline stages: what the stages send to each other is asserted to be on a GPU",
     ),
 )
 

@@ -1,9 +1,10 @@
 """Where each tensor of a rank's model belongs in the whole model: its name there, and how it is cut.
 
-Megatron's own description (`ParameterMetadata`) is used as it is, but for one repair, `_number_experts`: experts kept
-in a list (`SequentialMLP`, parameters `local_experts.K.*`) stay under their local number there, where those of
-`TEGroupedMLP` (`weightK`) get their global one. Between expert-parallel sizes the same name would then mean another
-expert: 1 -> 2 ranks moved wrong experts without an error.
+Megatron's own description (`ParameterMetadata`) is used as it is, but for three repairs. Experts kept in a list (`SequentialMLP`,
+parameters `local_experts.K.*`) stay under their local number there, where those of `TEGroupedMLP` (`weightK`) get their
+global one. Between expert-parallel sizes the same name would then mean another expert: 1 -> 2 ranks moved wrong experts
+without an error. Chunks of an interleaved pipeline are told apart by their layers only. And the copy of a tied embedding
+on the last stage of a pipeline has the name of what it is a copy of.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from megatron.core.transformer.module import MegatronModule
 
 from .fingerprint import Cut, ShardSum, Weighing
 
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+_CHUNK = re.compile(r"^chunks\.\d+\.")
 _LISTED_EXPERT = re.compile(r"(?P<before>.*\.local_experts\.)(?P<local>\d+)(?P<after>\..*)")
 
 
@@ -45,6 +48,9 @@ def tensor_places(module: MegatronModule, owner: int, rank_offset: int = 0) -> l
             rank_offset=rank_offset,
             _rank_list_cache=ranks_seen,  # lists shared between tensors are pickled once
         )
+        place.resolved_name = _CHUNK.sub("", place.resolved_name)
+        if place.resolved_name == OUTPUT and module.share_embeddings_and_output_weights:
+            place.resolved_name = EMBEDDING
         _number_experts(place, module.pg_collection, rank_offset)
         found.append(place)
     return found

@@ -30,6 +30,7 @@ def tiny_recipe(
     loss_fn: dict[str, Any] | None = None,
     optimizer: dict[str, Any] | None = None,
     scheduler: dict[str, Any] | None = None,
+    parallel: dict[str, Any] | None = None,
     temperature: float = 1.0,
     **policy: Any,
 ) -> Recipe:
@@ -44,7 +45,7 @@ def tiny_recipe(
                 "train_micro_batch_size": 4,
                 "train_global_batch_size": 16,
                 "generation": {"temperature": temperature},
-                "megatron_cfg": {
+                "megatron_cfg": (parallel or {}) | {
                     "optimizer": {"lr": 1e-3} | (optimizer or {}),
                     "scheduler": {"lr_warmup_iters": 0} | (scheduler or {}),
                 },

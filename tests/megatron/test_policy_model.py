@@ -7,6 +7,7 @@ import pytest
 
 from megatron_grpo.errors import ConfigError
 from megatron_grpo.platform.device import CPU
+from tests.megatron.gradients import cut
 from tests.megatron.samples import VOCAB_SIZE, build_policy, random_rollouts, tiny_recipe
 from tests.megatron.world import run_world
 
@@ -107,13 +108,13 @@ def test_temperature_divides_the_logits():
     np.testing.assert_allclose(cool, scaled, atol=1e-5)  # twice the output weights are twice the logits
 
 
-def test_layers_alternate_and_stages_get_equal_shares():
-    from megatron_grpo.engines.megatron.model import layer_pattern
+def test_layers_alternate_and_stages_are_separated():
+    from megatron_grpo.engines.megatron.model import layer_pattern, layers_of_chunks
 
-    assert layer_pattern(4, 1) == "*-*-*-*-"
-    assert layer_pattern(4, 2) == "*-*-|*-*-"
-    with pytest.raises(ConfigError, match="3 is not divisible"):
-        layer_pattern(3, 2)
+    assert layer_pattern((4,)) == "*-*-*-*-"
+    assert layer_pattern((2, 1)) == "*-*-|*-"
+    with pytest.raises(ConfigError, match="3 layers do not divide into 2 stages"):
+        layers_of_chunks(tiny_recipe(model={"num_hidden_layers": 3}), cut(2, pp=2))
 
 
 def test_the_layer_spec_is_local_without_transformer_engine():

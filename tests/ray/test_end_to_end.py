@@ -142,6 +142,7 @@ def test_a_synchronous_run_repeats_itself(synchronous):
 LAYOUTS = {
     "TP2": (COLOCATED, ["cluster.gpus_per_node=2", TP2]),
     "DP2": (COLOCATED, ["cluster.gpus_per_node=2"]),
+    "PP2+1": (RECIPES / "grpo-sort3-1n3g-megatron_async_pp2.yaml", []),
     "disjoint TP2+TP2": (
         DISJOINT,
         ["cluster.gpus_per_node=4", "policy.generation.colocated.resources.gpus_per_node=2", TP2],
@@ -150,7 +151,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    "layout", ["TP2", pytest.param("DP2", marks=pytest.mark.long), pytest.param("disjoint TP2+TP2", marks=pytest.mark.long)]
+    "layout", ["TP2", pytest.param("PP2+1", marks=pytest.mark.long), pytest.param("DP2", marks=pytest.mark.long), pytest.param("disjoint TP2+TP2", marks=pytest.mark.long)]
 )
 def test_a_layout_trains_and_begins_as_a_single_rank_does(layout, tmp_path, disjoint):
     recipe, overrides = LAYOUTS[layout]

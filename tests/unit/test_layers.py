@@ -20,7 +20,7 @@ class Row:
 
 
 VALUES = "types errors"
-PURE = f"{VALUES} interfaces config layout algorithms replay data batching conversion metrics"
+PURE = f"{VALUES} interfaces config layout stages algorithms replay data batching conversion metrics"
 TRANSFER = Row(
     f"{PURE} platform weight_sync weight_sync.seat weight_sync.joined_group weight_sync.gloo weight_sync.fingerprint"
     " weight_sync.places weight_sync.reshard",
@@ -34,7 +34,8 @@ TABLE = {
     "errors": Row(),
     "interfaces": Row("types"),
     "layout": Row(VALUES),
-    "config": Row(f"{VALUES} layout", "pydantic pydantic_core omegaconf yaml pyarrow"),
+    "stages": Row(VALUES),
+    "config": Row(f"{VALUES} layout stages", "pydantic pydantic_core omegaconf yaml pyarrow"),
     "algorithms": Row(VALUES, "torch numpy"),
     "batching": Row(VALUES, "torch numpy"),
     "replay": Row(VALUES, "torch numpy"),

@@ -188,21 +188,24 @@ def _build_context(module: MegatronModule, recipe: Recipe) -> DynamicInferenceCo
 
 
 def attention_layers(module: MegatronModule) -> list[int] | None:
-    """Indices of the attention layers of a HybridModel without Mamba layers and pipeline stages, else None.
+    """Indices of this stage's attention layers in a HybridModel without Mamba layers, else None.
 
     Megatron gives every layer of such a stack a key/value cache, MLP layers too: half the memory would lie idle.
     """
-    layers = module.decoder.layer_type_list
-    if Symbols.MAMBA in layers or module.pg_collection.pp.size() > 1:
+    if Symbols.MAMBA in module.hybrid_layer_pattern:
         return None
-    return [index for index, kind in enumerate(layers) if kind == Symbols.ATTENTION]
+    return [index for index, kind in enumerate(module.decoder.layer_type_list) if kind == Symbols.ATTENTION]
 
 
 def _counting_only(module: MegatronModule, layers: list[int] | None):
-    """The model's configuration with as many layers as have a cache; the context reads shapes from it, nothing else."""
+    """The model's configuration with as many layers as have a cache; the context reads shapes from it, nothing else.
+
+    Every stage of a pipeline counts those of the fullest one: all stages must have equally many cache blocks.
+    """
     config = copy.copy(module.config)
     if layers is not None:
-        config.num_layers = len(layers)
+        stages = module.hybrid_layer_pattern.split(Symbols.PIPE)
+        config.num_layers = len(stages) * max(stage.count(Symbols.ATTENTION) for stage in stages)
     return config
 
 

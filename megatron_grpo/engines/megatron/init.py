@@ -51,6 +51,8 @@ def initialise(module: torch.nn.Module, stds: InitStds, seed: int, vocab_size: i
     layer_numbers = [layer.layer_number - 1 for layer in module.decoder.layers]
     for local_name, parameter in module.named_parameters():
         name = _global_name(local_name, layer_numbers)
+        if name == OUTPUT and module.share_embeddings_and_output_weights:
+            name = EMBEDDING  # the last stage of a pipeline has a copy of the tied matrix
         if parameter.dim() == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
         elif parameter.dim() == 2:

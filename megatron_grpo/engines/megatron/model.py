@@ -1,7 +1,8 @@
-"""Builds one rank's model from the recipe: Qwen3-style decoders as a HybridModel."""
+"""Builds one rank's part of the model from the recipe: Qwen3-style decoders as HybridModels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from megatron.core.utils import get_pg_rank, get_pg_size
 from ...errors import ConfigError
 from ...layout import generation_sizes, train_sizes
 from ...platform.device import Accelerator
+from ...stages import StageEnds, stage_sizes
 from .init import InitStds, initialise
 from .layers import ATTENTION_THEN_MLP, active_layer_spec, stack_spec
 from .vocabulary import mask_padded_ids, padded_vocab_size
@@ -25,22 +27,35 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def build_model(recipe: Recipe, world: World, vocab_size: int, accelerator: Accelerator) -> HybridModel:
+def build_chunks(recipe: Recipe, world: World, vocab_size: int, accelerator: Accelerator) -> list[HybridModel]:
     """This rank's part of the policy, randomly initialised, on the accelerator's device; `init_world` ran before.
 
-    `vocab_size` counts the tokenizer's ids. The model's own vocabulary is larger (`vocabulary.padded_vocab_size`);
-    logits of padded ids are -inf.
+    One model for each chunk of an interleaved pipeline, the earliest first, else one in all. `vocab_size` counts the
+    tokenizer's ids. The model's own vocabulary is larger (`vocabulary.padded_vocab_size`); logits of padded ids are
+    -inf.
     """
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    model = assemble_model(recipe, world, vocab_size, accelerator, groups)
-    initialise(model, InitStds.from_recipe(recipe), recipe.policy.model_init.seed, vocab_size)
+    chunks = [assemble_model(recipe, world, vocab_size, accelerator, groups, chunk) for chunk in range(world.vpp)]
+    for chunk in chunks:
+        initialise(chunk, InitStds.from_recipe(recipe), recipe.policy.model_init.seed, vocab_size)
+    return chunks
+
+
+def build_model(recipe: Recipe, world: World, vocab_size: int, accelerator: Accelerator) -> HybridModel:
+    """`build_chunks` where a rank holds one run of layers, as every engine's does."""
+    (model,) = build_chunks(recipe, world, vocab_size, accelerator)
     return model
 
 
 def assemble_model(
-    recipe: Recipe, world: World, vocab_size: int, accelerator: Accelerator, groups: ProcessGroupCollection
+    recipe: Recipe,
+    world: World,
+    vocab_size: int,
+    accelerator: Accelerator,
+    groups: ProcessGroupCollection,
+    chunk: int = 0,
 ) -> HybridModel:
-    """`build_model` over process groups of the caller's, which are cut as `world` says; weights are left unset."""
+    """A chunk over process groups that are cut as `world` says; its weights are left unset."""
     shape = _architecture(recipe)
     spec_name = active_layer_spec(recipe.policy.megatron_cfg.layer_spec, accelerator)
     padded_size = padded_vocab_size(vocab_size, world.tp, train_sizes(recipe).tp, generation_sizes(recipe).tp)
@@ -49,13 +64,14 @@ def assemble_model(
         hybrid_stack_spec=stack_spec(spec_name),
         vocab_size=padded_size,
         max_sequence_length=shape.max_position_embeddings,
-        hybrid_layer_pattern=layer_pattern(shape.num_hidden_layers, world.pp),
-        pre_process=get_pg_rank(groups.pp) == 0,
-        post_process=get_pg_rank(groups.pp) == get_pg_size(groups.pp) - 1,
+        hybrid_layer_pattern=layer_pattern(layers_of_chunks(recipe, world)),
+        pre_process=get_pg_rank(groups.pp) == 0 and chunk == 0,
+        post_process=get_pg_rank(groups.pp) == get_pg_size(groups.pp) - 1 and chunk == world.vpp - 1,
         share_embeddings_and_output_weights=shape.tie_word_embeddings,
         position_embedding_type="rope",
         rotary_base=shape.rope_theta,
         pg_collection=groups,
+        vp_stage=chunk if world.vpp > 1 else None,
     )
     model.to(accelerator.device)
     if model.post_process:
@@ -87,10 +103,13 @@ def transformer_config(recipe: Recipe, world: World, accelerator: Accelerator) -
         context_parallel_size=world.cp,
         expert_model_parallel_size=world.ep,
         expert_tensor_parallel_size=world.etp,
+        moe_token_dispatcher_type="alltoall",  # Megatron's default takes no micro-batches of different shapes
         sequence_parallel=world.sequence_parallel,
         bf16=precision is torch.bfloat16,
         params_dtype=precision,
         pipeline_dtype=precision,
+        virtual_pipeline_model_parallel_size=world.vpp if world.vpp > 1 else None,
+        variable_seq_lengths=world.pp > 1,  # a stage learns the shape of each micro-batch from the one before it
         # every weight is drawn by `initialise`, the same for each layout
         perform_initialization=False,
         use_cpu_initialization=not accelerator.is_cuda,
@@ -103,11 +122,19 @@ def transformer_config(recipe: Recipe, world: World, accelerator: Accelerator) -
     )
 
 
-def layer_pattern(num_layers: int, pp: int) -> str:
-    """Attention and MLP in turn; `|` separates pipeline stages.  E.g. 4 layers, pp 2 -> `*-*-|*-*-`."""
-    if num_layers % pp:
-        raise ConfigError(f"policy.model_config.num_hidden_layers {num_layers} is not divisible by pp {pp}")
-    return "|".join([ATTENTION_THEN_MLP * (num_layers // pp)] * pp)
+def layers_of_chunks(recipe: Recipe, world: World) -> tuple[int, ...]:
+    """How many of the model's layers each chunk of the pipeline holds."""
+    try:
+        return stage_sizes(
+            _architecture(recipe).num_hidden_layers, world.pp, world.vpp, StageEnds.of_world(recipe, world.pp)
+        )
+    except ValueError as error:
+        raise ConfigError(f"policy.megatron_cfg, a pipeline of {world.pp} x {world.vpp} stages: {error}") from None
+
+
+def layer_pattern(chunks: Sequence[int]) -> str:
+    """Attention and MLP in turn; `|` separates the chunks of pipeline stages.  E.g. (2, 1) -> `*-*-|*-`."""
+    return "|".join(ATTENTION_THEN_MLP * num_layers for num_layers in chunks)
 
 
 def _architecture(recipe: Recipe) -> ModelArchitecture:

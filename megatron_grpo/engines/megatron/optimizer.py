@@ -6,6 +6,7 @@ The schedule counts updates: update u (from 0) runs at the rate of position u.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,11 +32,15 @@ def active_adam() -> str:
     return megatron_optimizer.Adam.__module__.split(".")[0]
 
 
-def data_parallel(module: HybridModel, recipe: Recipe) -> DistributedDataParallel:
-    """Wrap `module` so that gradients are summed over ranks; moves its parameters into one buffer.
+def data_parallel(chunks: Sequence[HybridModel], recipe: Recipe) -> list[DistributedDataParallel]:
+    """Wrap each chunk so that gradients are summed over ranks; moves the parameters of a chunk into one buffer.
 
     Build it before an engine takes hold of the parameters.
     """
+    return [_wrap(chunk, recipe) for chunk in chunks]
+
+
+def _wrap(module: HybridModel, recipe: Recipe) -> DistributedDataParallel:
     megatron = recipe.policy.megatron_cfg
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=megatron.distributed_data_parallel_config.grad_reduce_in_fp32,
@@ -57,9 +62,9 @@ def data_parallel(module: HybridModel, recipe: Recipe) -> DistributedDataParalle
 
 
 class PolicyOptimizer:
-    """Adam over the gradients that `model` has gathered, with clipping and a schedule."""
+    """Adam over the gradients that the chunks of `model` have gathered, with clipping and a schedule."""
 
-    def __init__(self, recipe: Recipe, model: DistributedDataParallel):
+    def __init__(self, recipe: Recipe, model: Sequence[DistributedDataParallel]):
         self._recipe = recipe
         self._model = model
         self._clip = recipe.policy.megatron_cfg.optimizer.clip_grad
@@ -76,7 +81,8 @@ class PolicyOptimizer:
         return next(group["lr"] for group in self.adam.param_groups)
 
     def zero_grad(self) -> None:
-        self._model.zero_grad_buffer()
+        for chunk in self._model:
+            chunk.zero_grad_buffer()
         self.adam.zero_grad()
 
     def update(self) -> float:
@@ -120,8 +126,8 @@ class PolicyOptimizer:
         return norm
 
 
-def _build_adam(recipe: Recipe, model: DistributedDataParallel) -> MegatronOptimizer:
-    settings, dtype = recipe.policy.megatron_cfg.optimizer, model.config.params_dtype
+def _build_adam(recipe: Recipe, model: Sequence[DistributedDataParallel]) -> MegatronOptimizer:
+    settings, dtype = recipe.policy.megatron_cfg.optimizer, model[0].config.params_dtype
     config = OptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
@@ -135,7 +141,7 @@ def _build_adam(recipe: Recipe, model: DistributedDataParallel) -> MegatronOptim
         params_dtype=dtype,
         use_distributed_optimizer=settings.use_distributed_optimizer,
     )
-    return get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    return get_megatron_optimizer(config, list(model), use_gloo_process_groups=False)
 
 
 def _build_schedule(recipe: Recipe, adam: MegatronOptimizer) -> OptimizerParamScheduler:

@@ -41,6 +41,7 @@ def init_world(
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=world.tp,
         pipeline_model_parallel_size=world.pp,
+        virtual_pipeline_model_parallel_size=world.vpp if world.vpp > 1 else None,
         context_parallel_size=world.cp,
         expert_model_parallel_size=world.ep,
         expert_tensor_parallel_size=world.etp,

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.inference.utils import InferenceMode
-from megatron.core.models.hybrid.hybrid_model import HybridModel
 
 from ...algorithms.loss import LossConfig, LossSums
 from ...batching.shard import micro_batches, rollout_micro_batches, stack_rows
 from ...errors import RunFailed
 from ...platform.device import Accelerator
 from ...types import RolloutBatch, ScoredBatch, SupervisedBatch, TrainBatch, TrainResult
-from .model import build_model
+from .chunks import as_one_module
+from .model import build_chunks
 from .optimizer import PolicyOptimizer, data_parallel
 from .parallel import close_world, init_world, is_shard_representative
 from .reference import FrozenWeights
@@ -43,8 +43,8 @@ class Rendezvous(Protocol):
 class MegatronPolicy:
     """The model, its optimizer and the reference weights (only when the KL weight is above 0) of one rank.
 
-    Construction joins the world. `module` is the bare model, whose parameters are updated in place for ever: an engine
-    may hold on to them. `reports` says whether this rank answers for its data-parallel shard; the results of the other
+    Construction joins the world. `module` is the bare model (all chunks of an interleaved pipeline in one), whose
+    parameters are updated in place for ever: an engine may hold on to them. `reports` says whether this rank answers for its data-parallel shard; the results of the other
     ranks repeat it or, on earlier pipeline stages, are empty.
     """
 
@@ -67,8 +67,9 @@ class MegatronPolicy:
         self._loss = LossConfig.from_recipe(recipe.loss_fn)
         self._temperature = recipe.policy.generation.temperature
         self.reports = is_shard_representative()
-        self.module: HybridModel = build_model(recipe, world, vocab_size, accelerator)
-        self._model = data_parallel(self.module, recipe)
+        chunks = build_chunks(recipe, world, vocab_size, accelerator)
+        self.module = as_one_module(chunks)
+        self._model = data_parallel(chunks, recipe)
         connect_schedule(self._model)
         self.optimizer = PolicyOptimizer(recipe, self._model)
         self.reference = self._freeze_reference()
@@ -138,7 +139,8 @@ class MegatronPolicy:
     def enter_training(self) -> None:
         """Before scoring or training, with a colocated engine asleep: it leaves its mark in the process."""
         InferenceMode.unset_active()
-        self._model.train()
+        for chunk in self._model:
+            chunk.train()
 
     def enter_generation(self) -> None:
         """Before a colocated engine wakes: its attention refuses a model in training mode."""

@@ -30,19 +30,24 @@ class MicroBatch[Batch]:
     batch: Batch
 
 
-def connect_schedule(model: DistributedDataParallel) -> None:
+Model = Sequence[DistributedDataParallel]
+"""The chunks of this rank, each wrapped; one where the pipeline is not interleaved."""
+
+
+def connect_schedule(model: Model) -> None:
     """Tell Megatron's schedules how the gradients of `model` are completed after the last micro-batch."""
 
     def finish(chunks: list, num_tokens: Tensor | None = None, **groups: Any) -> None:
         # no token count: Megatron would divide by it, and the loss is divided already
         finalize_model_grads(chunks, None, **groups)
 
-    model.config.finalize_model_grads_func = finish
-    model.config.no_sync_func = model.no_sync
+    # the schedules read these of the first chunk, for all
+    model[0].config.finalize_model_grads_func = finish
+    model[0].config.no_sync_func = model[0].no_sync if len(model) == 1 else [chunk.no_sync for chunk in model]
 
 
 def score_micro_batches(
-    model: DistributedDataParallel, batches: Sequence[RolloutBatch], temperature: float, device: torch.device
+    model: Model, batches: Sequence[RolloutBatch], temperature: float, device: torch.device
 ) -> list[np.ndarray]:
     """Log-probs [b, t] of every micro-batch in order, aligned with its tokens; 0 at t = 0 and at padding.
 
@@ -60,7 +65,7 @@ def score_micro_batches(
 
 
 def grpo_gradients(
-    model: DistributedDataParallel,
+    model: Model,
     batches: Sequence[TrainBatch],
     config: LossConfig,
     temperature: float,
@@ -85,7 +90,7 @@ def grpo_gradients(
 
 
 def supervised_gradients(
-    model: DistributedDataParallel, batches: Sequence[SupervisedBatch], num_tokens: int, device: torch.device
+    model: Model, batches: Sequence[SupervisedBatch], num_tokens: int, device: torch.device
 ) -> Tensor | None:
     """Add the gradient of the cross-entropy per token to the buffer; returns this rank's share of it (None: see above).
 
@@ -104,7 +109,7 @@ def supervised_gradients(
 
 
 def _run[Batch](
-    model: DistributedDataParallel,
+    model: Model,
     micro_batches: Sequence[MicroBatch[Batch]],
     evaluate: Callable[[MicroBatch[Batch], Tensor], Any],
     *,
@@ -128,10 +133,11 @@ def _run[Batch](
 
         return logits_of(stage, micro.tokens), finish
 
+    iterators = [iter(micro_batches) for _ in model]  # every chunk of an interleaved pipeline reads all of them
     return get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(micro_batches),
-        model=[model],
+        data_iterator=iterators if len(model) > 1 else iterators[0],
+        model=list(model),
         num_microbatches=len(micro_batches),
         seq_length=max(micro.tokens.shape[1] for micro in micro_batches),
         micro_batch_size=max(micro.tokens.shape[0] for micro in micro_batches),

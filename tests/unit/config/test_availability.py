@@ -10,7 +10,7 @@ MCORE = "policy.generation.mcore_generation_config"
 
 ASKED = [
     {"policy.generation.stop_strings": ["END"]},
-    {f"{MEGATRON}.pipeline_model_parallel_size": 2},
+    {f"{MEGATRON}.virtual_pipeline_model_parallel_size": 2},
     {f"{MEGATRON}.context_parallel_size": 2},
     {f"{MEGATRON}.expert_model_parallel_size": 2},
     {"policy.sequence_packing.enabled": True},

@@ -113,18 +113,6 @@ def test_expert_parallel_divides_experts():
     assert found(rule, {EP: 4}, facts=shape(num_experts=8)) == [] and found(rule) == []
 
 
-def test_the_pipeline_divides_layers_unless_its_ends_are_given():
-    rule, seven = rule_parallel.pipeline_divides_layers, shape(num_layers=7)
-    first, last = f"{MEGATRON}.num_layers_in_first_pipeline_stage", f"{MEGATRON}.num_layers_in_last_pipeline_stage"
-    assert_names(only(found(rule, {PP: 2}, facts=seven)), f"{PP} = 2", "7 layers", first)
-    assert found(rule, {PP: 2, first: 3}, facts=seven) == []
-    assert found(rule, {PP: 4, first: 2, last: 1}, facts=seven) == []
-    assert found(rule, {PP: 4, first: 1, last: 1}, facts=seven) != []
-    assert found(rule, {PP: 2, first: 3, last: 4}, facts=seven) == []
-    assert found(rule, {PP: 2, first: 3, last: 3}, facts=seven) != []
-    assert found(rule, {PP: 7}, facts=seven) == []
-
-
 def test_sequence_parallel_needs_tensor_parallel():
     assert_names(only(found(rule_parallel.sequence_parallel_needs_tensor_parallel, {SP: True})), SP, TP)
     assert found(rule_parallel.sequence_parallel_needs_tensor_parallel, {SP: True, TP: 2}) == []
@@ -152,6 +140,5 @@ def test_without_a_readable_model_its_rules_are_skipped():
         rule_parallel.tensor_parallel_divides_heads,
         rule_parallel.tensor_parallel_divides_kv_heads,
         rule_parallel.expert_parallel_divides_experts,
-        rule_parallel.pipeline_divides_layers,
     ):
         assert found(rule, {TP: 8, PP: 3, EP: 5}, facts=blind) == []

@@ -2,7 +2,7 @@
 
 import re
 
-from megatron_grpo.config import rule_batch, rule_loss, rule_modes, rule_parallel, rule_vllm
+from megatron_grpo.config import rule_batch, rule_loss, rule_modes, rule_parallel, rule_pipeline, rule_vllm
 from megatron_grpo.config.rules import RULES, broken_rules, cautions
 from tests.unit.config.recipes import DISJOINT, FACTS, VLLM, only, recipe
 
@@ -17,7 +17,7 @@ def test_the_recipe_the_tests_start_from_breaks_no_rule():
 def test_every_rule_is_listed_once():
     defined = [
         member
-        for module in (rule_modes, rule_vllm, rule_loss, rule_batch, rule_parallel)
+        for module in (rule_modes, rule_vllm, rule_loss, rule_batch, rule_parallel, rule_pipeline)
         for name, member in vars(module).items()
         if getattr(member, "__module__", None) == module.__name__
         and "facts" in str(member.__annotations__).lower()
